@@ -39,8 +39,9 @@ int error_prefix(error *err, const char *format, ...) {
     va_start(args, format);
     int n = vsnprintf(joined, sizeof joined, format, args);
     va_end(args);
-    if (n > 0 && (size_t)n < sizeof joined)
-        snprintf(joined + n, sizeof joined - (size_t)n, ": %s", err->text);
+    if (n > 0 && (size_t)n + 3 < sizeof joined)
+        snprintf(joined + n, sizeof joined - (size_t)n, ": %.*s",
+                 (int)(sizeof joined - (size_t)n - 3), err->text);
     memcpy(err->text, joined, sizeof joined);
     flatten_line(err->text);
     return err->code;
