@@ -156,7 +156,7 @@ typedef struct kernel_rope_args {
 } kernel_rope_args;
 int kernel_rope(kernel_queue *queue, const kernel_rope_args *args);
 
-// Fused: clip, QK norm, rotary embedding (half rotation), KV append, q to the compute type.
+// Fused: QK norm, clip, rotary embedding (half rotation), KV append, q to the compute type.
 typedef enum kernel_qk_norm { KERNEL_QK_NORM_NONE, KERNEL_QK_NORM_HEAD, KERNEL_QK_NORM_FULL } kernel_qk_norm;
 typedef struct kernel_append_args {
     size_t rows, n_heads, n_kv_heads, head_dim;
@@ -165,7 +165,7 @@ typedef struct kernel_append_args {
     kernel_qk_norm qk_norm;  // HEAD: over each head; FULL: over all heads of q, all of k
     kernel_ref q_norm, k_norm; // f32 weights: (head_dim), or (heads * head_dim) for FULL
     float epsilon;
-    float clip;              // clamp q, k, v to [-clip, clip] before the norm's input; 0: off
+    float clip; // clamp the normed q and k, and v, to [-clip, clip] before rotary; 0: off
     kernel_kv *kv;
     size_t layer;
     const int32_t *kv_slot; // (rows) host: page * 16 + offset in the page
