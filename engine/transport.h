@@ -25,6 +25,9 @@ typedef struct transport_callbacks {
     void *(*place)(void *user, const frame_header *header, size_t bytes);
     // payload is the buffer that place gave (whatever place returned for 0 bytes).
     void (*arrived)(void *user, const frame_header *header, void *payload, size_t bytes);
+    // The frame that place accepted will not come, its sender is gone: payload is free again.
+    // Exactly one of arrived and abandoned follows a place that did not return NULL.
+    void (*abandoned)(void *user, const frame_header *header, void *payload, size_t bytes);
     void (*sent)(void *user, void *token, int status);
     // The transport lost the peer (not called after transport_peer_close). The control socket
     // usually says so earlier. The peer is still to be closed by the caller.
