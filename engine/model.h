@@ -1,9 +1,13 @@
 // model.h: what a Hugging Face config.json says of a MoE model, checked, in one plain struct.
 //
+// Absent keys take the defaults of the transformers library, except sizes, which must be there.
+// What Tandem does not compute (other activations, dense layers, quantised weights, other rotary
+// scalings) is refused here with one line that names file, key and fix.
 // Thread: immutable after model_config_load.
 #ifndef TANDEM_ENGINE_MODEL_H
 #define TANDEM_ENGINE_MODEL_H
 
+#include "engine/json.h"
 #include "engine/status.h"
 #include "engine/types.h"
 
@@ -29,7 +33,11 @@ enum {
     MODEL_MAX_EXPERTS = 4096,
     MODEL_MAX_TOP_K = 64,
     MODEL_MAX_HIDDEN = 65536,
+    MODEL_MAX_HEADS = 1024,
     MODEL_MAX_HEAD_DIM = 512,
+    MODEL_MAX_INTERMEDIATE = 1 << 20,
+    MODEL_MAX_VOCAB = 1 << 24,
+    MODEL_MAX_POSITIONS = 1 << 24, // exact in f32, the type of rotary angles
     MODEL_MAX_EOS = 8
 };
 
@@ -42,13 +50,13 @@ typedef struct model_config {
     bool norm_top_k;
     model_qk_norm qk_norm;
     bool qkv_bias;
-    float clip_qkv; // 0: off
+    float clip_qkv; // 0: off; acts after the QK norm
     float rms_epsilon;
     float inverse_frequencies[MODEL_MAX_HEAD_DIM / 2]; // rotary; scaling (llama3, linear) applied
     size_t max_positions;
-    size_t sliding_window; // 0: none
+    size_t sliding_window; // tokens a query sees, its own included; 0: all
     bool tie_embeddings;
-    dtype checkpoint; // torch_dtype of config.json, f32 when absent
+    dtype checkpoint; // dtype or torch_dtype of config.json, f32 when absent
     int32_t bos; // -1: none
     int n_eos;
     int32_t eos[MODEL_MAX_EOS]; // generation_config.json, else config.json
@@ -57,8 +65,11 @@ typedef struct model_config {
     int top_k_sampling;
 } model_config;
 
-// Reads config.json and generation_config.json of a directory. One line names file, key and fix.
+// Reads config.json and, when there is one, generation_config.json of a directory.
 int model_config_load(const char *dir, model_config *out, error *err);
+
+// The same from parsed documents; generation may be NULL.
+int model_config_parse(const json *config, const json *generation, model_config *out, error *err);
 
 const char *model_arch_name(model_arch arch);
 
@@ -68,12 +79,12 @@ uint64_t model_config_hash(const model_config *config);
 // ---- Names of tensors: the one place that knows a checkpoint's naming. ----
 typedef enum model_tensor {
     MODEL_EMBED,       // (vocab, hidden)
-    MODEL_HEAD,        // (vocab, hidden)
+    MODEL_HEAD,        // (vocab, hidden); none when tie_embeddings: the head is MODEL_EMBED
     MODEL_FINAL_NORM,  // (hidden)
-    MODEL_ATTN_NORM,   // (hidden), per layer
+    MODEL_ATTN_NORM,   // (hidden); from here on per layer
     MODEL_Q, MODEL_K, MODEL_V, // (heads * head_dim, hidden)
     MODEL_Q_BIAS, MODEL_K_BIAS, MODEL_V_BIAS,
-    MODEL_Q_NORM, MODEL_K_NORM,
+    MODEL_Q_NORM, MODEL_K_NORM, // (head_dim), or (heads * head_dim) for MODEL_QK_NORM_FULL
     MODEL_O,           // (hidden, heads * head_dim)
     MODEL_FFN_NORM,    // (hidden)
     MODEL_ROUTER,      // (experts, hidden)
@@ -81,6 +92,7 @@ typedef enum model_tensor {
     MODEL_EXPERT_DOWN,                    // (hidden, intermediate), per expert
     MODEL_SHARED_GATE, MODEL_SHARED_UP, MODEL_SHARED_DOWN,
     MODEL_SHARED_ROUTER, // (1, hidden): gate of the shared expert
+    MODEL_TENSOR_COUNT
 } model_tensor;
 
 // Name and dims of a tensor of this model (layer and expert ignored where they do not apply).
@@ -92,5 +104,10 @@ typedef struct model_tensor_spec {
 } model_tensor_spec;
 void model_tensor_describe(const model_config *config, model_tensor which, size_t layer,
                            size_t expert, model_tensor_spec *out);
+
+// How many layers and experts have a tensor of this kind: (1, 1), (n_layers, 1) or
+// (n_layers, n_experts); (0, 0) when the model has none.
+void model_tensor_counts(const model_config *config, model_tensor which, size_t *n_layers,
+                         size_t *n_experts);
 
 #endif
