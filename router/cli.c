@@ -1,0 +1,144 @@
+#include "router/cli.h"
+
+#include <stdbool.h>
+#include <stdlib.h>
+#include <string.h>
+
+typedef struct command {
+    const char *name;
+    const char *arguments;
+    const char *summary;
+    const char *help; // more than the summary says, or NULL
+    int (*run)(const struct command *command, int argc, char **argv);
+} command;
+
+static int wrong_usage(const command *c, const char *what, const char *argument) {
+    fprintf(stderr, "tandem%s%s: %s%s; see `tandem%s%s --help`\n", c ? " " : "", c ? c->name : "",
+            what, argument, c ? " " : "", c ? c->name : "");
+    return CLI_WRONG_USAGE;
+}
+
+static bool wants_help(const char *argument) {
+    return strcmp(argument, "--help") == 0 || strcmp(argument, "-h") == 0;
+}
+
+// Reads `CONFIG [--set KEY=VALUE ...]`. Result: 0, or the exit status after one line.
+static int load_config(const command *c, int argc, char **argv, config *out) {
+    const char *path = NULL;
+    const char **overrides = calloc((size_t)argc + 1, sizeof *overrides);
+    size_t n_overrides = 0;
+    int status = CLI_WRONG_USAGE;
+    error err = {0};
+    if (!overrides) {
+        fprintf(stderr, "tandem: out of memory\n");
+        return CLI_FAILED;
+    }
+    for (int i = 0; i < argc; i++) {
+        if (strncmp(argv[i], "--set=", 6) == 0) {
+            overrides[n_overrides++] = argv[i] + 6;
+        } else if (strcmp(argv[i], "--set") == 0) {
+            if (i + 1 == argc) {
+                wrong_usage(c, "KEY=VALUE is missing after ", argv[i]);
+                goto free_overrides;
+            }
+            overrides[n_overrides++] = argv[++i];
+        } else if (argv[i][0] == '-') {
+            wrong_usage(c, "unknown option ", argv[i]);
+            goto free_overrides;
+        } else if (path) {
+            wrong_usage(c, "one configuration file is enough, not also ", argv[i]);
+            goto free_overrides;
+        } else {
+            path = argv[i];
+        }
+    }
+    if (!path) {
+        wrong_usage(c, "the configuration file is missing", "");
+    } else if (config_load(path, overrides, n_overrides, out, &err) != E_OK) {
+        fprintf(stderr, "%s\n", err.text);
+    } else {
+        log_set_level(out->log.level);
+        status = 0;
+    }
+free_overrides:
+    free(overrides);
+    return status;
+}
+
+static int run_config(const command *c, int argc, char **argv) {
+    if (argc == 0) {
+        config_print_help(stdout);
+        return 0;
+    }
+    if (strcmp(argv[0], "--markdown") == 0) {
+        if (argc > 1)
+            return wrong_usage(c, "nothing is expected after --markdown, not ", argv[1]);
+        config_print_markdown(stdout);
+        return 0;
+    }
+    config loaded;
+    int status = load_config(c, argc, argv, &loaded);
+    if (status)
+        return status;
+    char *text = config_to_json(&loaded);
+    if (!text) {
+        fprintf(stderr, "tandem: out of memory\n");
+        return CLI_FAILED;
+    }
+    fputs(text, stdout);
+    free(text);
+    return 0;
+}
+
+static int run_version(const command *c, int argc, char **argv) {
+    if (argc > 0)
+        return wrong_usage(c, "unknown argument ", argv[0]);
+    printf("tandem %s\n", TANDEM_VERSION);
+    return 0;
+}
+
+static const command commands[] = {
+    {"config", "[--help | --markdown | CONFIG.json [--set KEY=VALUE ...]]",
+     "the keys of a configuration, or the effective values of one", NULL, run_config},
+    {"version", "", "print the version", NULL, run_version},
+};
+enum { N_COMMANDS = sizeof commands / sizeof commands[0] };
+
+static void print_help(void) {
+    printf("tandem %s: serves Mixture-of-Experts language models, attention and FFN in separate "
+           "processes\n\nusage:\n",
+           TANDEM_VERSION);
+    for (size_t i = 0; i < N_COMMANDS; i++)
+        printf("  tandem %s%s%s\n      %s\n", commands[i].name, commands[i].arguments[0] ? " " : "",
+               commands[i].arguments, commands[i].summary);
+    printf("  tandem COMMAND --help\n");
+}
+
+static int print_command_help(const command *c) {
+    printf("usage: tandem %s %s\n%s\n%s", c->name, c->arguments, c->summary,
+           c->help ? c->help : "");
+    return 0;
+}
+
+int cli_run(int argc, char **argv) {
+    if (argc < 2) {
+        fprintf(stderr, "tandem: a command is missing; see `tandem --help`\n");
+        return CLI_WRONG_USAGE;
+    }
+    if (wants_help(argv[1]) || strcmp(argv[1], "help") == 0) {
+        print_help();
+        return 0;
+    }
+    const char *name = strcmp(argv[1], "--version") == 0 ? "version" : argv[1];
+    for (size_t i = 0; i < N_COMMANDS; i++) {
+        const command *c = &commands[i];
+        if (strcmp(c->name, name) != 0)
+            continue;
+        // config --help is the table of keys.
+        for (int k = 2; k < argc; k++)
+            if (wants_help(argv[k]))
+                return c->run == run_config ? c->run(c, 0, NULL) : print_command_help(c);
+        return c->run(c, argc - 2, argv + 2);
+    }
+    return wrong_usage(NULL, "unknown command ", argv[1]);
+}
