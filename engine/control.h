@@ -1,0 +1,54 @@
+// control.h: framed messages between router and workers over a stream socket of libuv.
+//
+// A frame is u32 length | u16 type | u16 version, little endian, then length bytes of payload
+// (engine/messages.h). Addresses are "unix:/path" or "host:port". A closed control socket is how a
+// dead peer is known at once.
+// Ownership: a connection copies what it sends; payloads given to on_message are valid during the
+// call. on_closed comes exactly once for every connection, from the loop; the connection is gone
+// after it.
+// Thread: the loop's.
+#ifndef TANDEM_ENGINE_CONTROL_H
+#define TANDEM_ENGINE_CONTROL_H
+
+#include "engine/status.h"
+
+#include <stdint.h>
+#include <uv.h>
+
+enum {
+    CONTROL_VERSION = 1,
+    CONTROL_MAX_PAYLOAD = 64 << 20, // bytes of one message
+    CONTROL_MAX_QUEUED = 256 << 20  // bytes a peer may lag behind before it counts as gone
+};
+
+typedef struct control_conn control_conn;
+typedef struct control_listener control_listener;
+
+typedef struct control_callbacks {
+    void *user;
+    void (*on_message)(void *user, control_conn *conn, uint16_t type, const void *payload,
+                       size_t n);
+    // reason is one line: "closed by the peer", an error, "closed here".
+    void (*on_closed)(void *user, control_conn *conn, const char *reason);
+} control_callbacks;
+
+// Connects; messages may be sent at once. A connection that cannot be made closes with the reason.
+int control_connect(uv_loop_t *loop, const char *address, const control_callbacks *callbacks,
+                    control_conn **out, error *err);
+
+// Copies and queues a message. E_TOO_LARGE, E_FULL, E_CLOSED, E_NO_MEMORY.
+int control_send(control_conn *conn, uint16_t type, const void *payload, size_t n);
+void control_close(control_conn *conn); // what is queued is still sent; then on_closed
+
+// Listens. on_accept gives the new connection's callbacks in *callbacks.
+typedef struct control_listen_args {
+    uv_loop_t *loop;
+    const char *address; // port 0: any, see control_listener_address
+    void *user;
+    void (*on_accept)(void *user, control_conn *conn, control_callbacks *callbacks);
+} control_listen_args;
+int control_listen(const control_listen_args *args, control_listener **out, error *err);
+const char *control_listener_address(const control_listener *listener);
+void control_listener_close(control_listener *listener); // accepts NULL; removes a unix socket
+
+#endif
