@@ -83,8 +83,7 @@ static int find_duplicate_in(const cJSON *object, const char **duplicate) {
 // Recursion is bounded by cJSON's nesting limit of 1000.
 static int find_duplicate(const cJSON *value, const char **duplicate) {
     int rc = cJSON_IsObject(value) ? find_duplicate_in(value, duplicate) : E_OK;
-    for (const cJSON *child = value->child; child && rc == E_OK && !*duplicate;
-         child = child->next)
+    for (const cJSON *child = value->child; child && rc == E_OK && !*duplicate; child = child->next)
         if (child->child)
             rc = find_duplicate(child, duplicate);
     return rc;
@@ -103,8 +102,8 @@ static int parse_checked(const char *name, const char *text, size_t n_bytes, cJS
         offset = n_bytes;
     if (!root)
         return error_set(err, E_INVALID, "%s: line %zu: not valid JSON at '%.*s'", name,
-                         line_of(text, offset), (int)(n_bytes - offset < 20 ? n_bytes - offset : 20),
-                         text + offset);
+                         line_of(text, offset),
+                         (int)(n_bytes - offset < 20 ? n_bytes - offset : 20), text + offset);
     while (offset < n_bytes && strchr(" \t\r\n", text[offset]))
         offset++;
     if (offset < n_bytes) {

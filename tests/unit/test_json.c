@@ -157,9 +157,12 @@ static void test_utf8_repair_is_pythons(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_hostile_text_is_refused), cmocka_unit_test(test_case_and_duplicates),
-        cmocka_unit_test(test_numbers),                 cmocka_unit_test(test_members),
-        cmocka_unit_test(test_files),                   cmocka_unit_test(test_utf8_repair_is_pythons),
+        cmocka_unit_test(test_hostile_text_is_refused),
+        cmocka_unit_test(test_case_and_duplicates),
+        cmocka_unit_test(test_numbers),
+        cmocka_unit_test(test_members),
+        cmocka_unit_test(test_files),
+        cmocka_unit_test(test_utf8_repair_is_pythons),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
