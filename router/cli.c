@@ -1,5 +1,7 @@
 #include "router/cli.h"
 
+#include "router/synth.h"
+
 #include <stdbool.h>
 #include <stdlib.h>
 #include <string.h>
@@ -97,9 +99,16 @@ static int run_version(const command *c, int argc, char **argv) {
     return 0;
 }
 
+static int run_synth(const command *c, int argc, char **argv) {
+    (void)c;
+    return synth_main(argc, argv);
+}
+
 static const command commands[] = {
     {"config", "[--help | --markdown | CONFIG.json [--set KEY=VALUE ...]]",
      "the keys of a configuration, or the effective values of one", NULL, run_config},
+    {"synth", "--arch ARCH [OPTION VALUE ...] DIR",
+     "write a model with random weights and a dummy tokenizer", NULL, run_synth},
     {"version", "", "print the version", NULL, run_version},
 };
 enum { N_COMMANDS = sizeof commands / sizeof commands[0] };
@@ -134,8 +143,8 @@ int cli_run(int argc, char **argv) {
         const command *c = &commands[i];
         if (strcmp(c->name, name) != 0)
             continue;
-        // config --help is the table of keys.
-        for (int k = 2; k < argc; k++)
+        // config --help is the table of keys; synth prints its options itself.
+        for (int k = 2; k < argc && c->run != run_synth; k++)
             if (wants_help(argv[k]))
                 return c->run == run_config ? c->run(c, 0, NULL) : print_command_help(c);
         return c->run(c, argc - 2, argv + 2);
