@@ -21,7 +21,12 @@
 
 #include <stdbool.h>
 
-enum { KERNEL_PAGE_TOKENS = 16, KERNEL_MAX_RANKS = 64, KERNEL_MAX_TOP_K = 64 };
+enum {
+    KERNEL_PAGE_TOKENS = 16,
+    KERNEL_MAX_RANKS = 64,
+    KERNEL_MAX_TOP_K = 64,
+    KERNEL_MAX_HEAD_DIM = 256
+};
 
 typedef struct kernel_backend kernel_backend;
 typedef struct kernel_queue kernel_queue;
@@ -137,8 +142,8 @@ typedef struct kernel_gemm_args {
     const kernel_matrix *const *matrices; // (n_groups) host
     kernel_ref a;                         // (., k) act
     const int32_t *a_index;               // (slots) host, or NULL
-    kernel_ref bias;                      // (n) f32, mem NULL: none; dense only
-    const float *scale;                   // (slots) host, or NULL for 1; ADD only
+    kernel_ref bias;                      // (n) f32, mem NULL: none; one group, not SWIGLU
+    const float *scale;                   // (slots) host, or NULL for 1; ADD only, else NULL
     kernel_epilogue epilogue;
     kernel_ref out;
     const int32_t *out_index;  // (slots) host, or NULL
@@ -241,7 +246,7 @@ typedef struct kernel_convert_args {
     dtype in_type;
     void *host_out; // host, of out_type (or NULL: out)
     kernel_ref out;
-    dtype out_type;
+    dtype out_type; // F32 or BF16
 } kernel_convert_args;
 int kernel_convert(kernel_queue *queue, const kernel_convert_args *args);
 
