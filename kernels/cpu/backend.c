@@ -188,8 +188,8 @@ static const backend_ops cpu_ops = {
 };
 
 static int choose_isa(const char *name, dtype compute, const cpu_isa **out, error *err) {
-    static const cpu_isa *(*const sets[])(dtype) = {cpu_isa_ref};
-    static const char *const names[] = {"ref"};
+    static const cpu_isa *(*const sets[])(dtype) = {cpu_isa_avx512, cpu_isa_avx2, cpu_isa_ref};
+    static const char *const names[] = {"avx512", "avx2", "ref"};
     for (size_t i = 0; i < sizeof sets / sizeof *sets; i++) {
         if (name && strcmp(name, names[i]))
             continue;

@@ -179,7 +179,8 @@ static void run_product(product *p) {
 static void dense_shapes(fixture *f) {
     static const size_t sizes[][3] = {{1, 1, 1},    {2, 16, 2},   {3, 17, 3},   {4, 64, 5},
                                       {5, 65, 32},  {6, 100, 33}, {7, 130, 64}, {8, 48, 129},
-                                      {9, 200, 96}, {13, 34, 31}, {33, 66, 70}, {64, 32, 16}};
+                                      {9, 200, 96}, {13, 34, 31}, {33, 66, 70}, {64, 32, 16},
+                                      {11, 333, 257}}; // the last is worth several threads
     for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++)
         for (size_t e = 0; e < N_EPILOGUES; e++) {
             bool swiglu = epilogues[e] == KERNEL_EPILOGUE_SWIGLU;
@@ -204,8 +205,8 @@ static void grouped_shapes(fixture *f) {
             product p = {.f = f,
                          .epilogue = epilogues[e],
                          .n_groups = 6,
-                         .n = i % 2 ? 74 : 160,
-                         .k = i % 2 ? 40 : 37,
+                         .n = i % 2 ? 74 : 226,
+                         .k = i % 2 ? 40 : 137,
                          .gather = true,
                          .scatter = true,
                          .scaled = epilogues[e] == KERNEL_EPILOGUE_ADD};
@@ -222,8 +223,8 @@ static void batch_invariance(fixture *f) {
                          .epilogue = epilogues[e],
                          .n_groups = 1,
                          .group_rows = {rows},
-                         .n = 98,
-                         .k = 67};
+                         .n = rows % 2 ? 98 : 290,
+                         .k = rows % 2 ? 67 : 181};
             make_product(&p);
             kernel_gemm_args args = args_of(&p, NULL);
             assert_int_equal(kernel_gemm(f->queue, &args), 0);
