@@ -8,6 +8,7 @@
 #define TANDEM_ENGINE_TOKENIZER_INTERNAL_H
 
 #include "engine/json.h"
+#include "engine/text_buf.h"
 #include "engine/tokenizer.h"
 
 #define TOKENIZER_FILE_MAX ((size_t)256 << 20)
@@ -16,19 +17,6 @@
 #define TOKENIZER_ADDED_BYTES_MAX 1024 // length of an added token
 
 #define METASPACE "\xE2\x96\x81" // U+2581, which stands for a space in SentencePiece vocabularies
-
-typedef struct text_buf {
-    char *data; // owned
-    size_t n, capacity;
-} text_buf;
-
-int text_buf_reserve(text_buf *buf, size_t n_more);
-int text_buf_add(text_buf *buf, const char *text, size_t n);
-void text_buf_free(text_buf *buf);
-
-// Appends text with every pattern replaced; the pattern is not empty.
-int text_buf_add_replaced(text_buf *buf, const char *text, size_t n, const char *pattern,
-                          const char *content);
 
 // A hash from byte strings to ids. The bytes live in an arena of the owner.
 typedef struct id_map_slot {

@@ -11,7 +11,7 @@
 
 #include <cmocka.h>
 
-#define FIXTURES TESTS_DIR "/fixtures/tokenizers/"
+#include "tests/unit/token_fixtures.h"
 
 static const char *const styles[] = {
     "gpt2",     "llama3",    "qwen2",     "cl100k", "o200k",
@@ -22,36 +22,10 @@ static const char *const styles[] = {
 
 // --- fixtures ------------------------------------------------------------------------------------
 
-typedef struct json_lines {
-    json **docs; // (n)
-    size_t n;
-} json_lines;
-
-static json_lines read_lines(const char *style, const char *file) {
-    char path[512];
-    snprintf(path, sizeof path, FIXTURES "%s%s%s", style, *style ? "/" : "", file);
-    FILE *in = fopen(path, "rb");
-    if (!in)
-        fail_msg("%s is missing", path);
-    json_lines lines = {0};
-    char *line = NULL;
-    size_t capacity = 0;
-    for (ssize_t n; (n = getline(&line, &capacity, in)) > 0;) {
-        error err;
-        lines.docs = realloc(lines.docs, (lines.n + 1) * sizeof *lines.docs);
-        if (json_parse(path, line, (size_t)n, &lines.docs[lines.n++], &err) != E_OK)
-            fail_msg("%s", err.text);
-    }
-    free(line);
-    fclose(in);
-    assert_true(lines.n > 0);
-    return lines;
-}
-
-static void free_lines(json_lines *lines) {
-    for (size_t i = 0; i < lines->n; i++)
-        json_close(lines->docs[i]);
-    free(lines->docs);
+static json_lines read_style(const char *style, const char *file) {
+    char sub[64];
+    snprintf(sub, sizeof sub, "tokenizers/%s", style);
+    return read_lines(sub, file);
 }
 
 // The bytes of a hex string of a row; NULL when the row has none. For free().
@@ -68,38 +42,6 @@ static char *hex_of(const json *row, const char *key, size_t *n) {
     }
     bytes[*n] = '\0';
     return bytes;
-}
-
-static bool ids_of(const json *row, const char *key, token_ids *out) {
-    const json_value *list = json_get(json_root(row), key);
-    out->n = 0;
-    for (const json_value *v = json_first(list); v; v = json_next(v)) {
-        int64_t id = -1;
-        assert_true(json_as_int(v, &id));
-        assert_int_equal(token_ids_push(out, (int32_t)id), E_OK);
-    }
-    return list != NULL;
-}
-
-static tokenizer *open_style(const char *style) {
-    char path[512];
-    tokenizer *t = NULL;
-    error err = {0};
-    snprintf(path, sizeof path, FIXTURES "%s", style);
-    if (tokenizer_open(path, &t, &err) != E_OK)
-        fail_msg("%s", err.text);
-    return t;
-}
-
-static void check_ids(const char *style, const char *name, const token_ids *got,
-                      const token_ids *want) {
-    size_t i = 0;
-    while (i < got->n && i < want->n && got->ids[i] == want->ids[i])
-        i++;
-    if (i < got->n || i < want->n)
-        fail_msg("%s: case '%s': at token %zu: %d, expected %d (%zu tokens, expected %zu)", style,
-                 name, i, i < got->n ? got->ids[i] : -1, i < want->n ? want->ids[i] : -1, got->n,
-                 want->n);
 }
 
 static void check_text(const char *style, const char *name, const char *got, size_t n_got,
@@ -171,10 +113,10 @@ static void check_case(const tokenizer *t, const char *style, const json *corpus
 
 static void test_corpus(void **state) {
     (void)state;
-    json_lines corpus = read_lines("", "corpus.jsonl");
+    json_lines corpus = read_lines("tokenizers", "corpus.jsonl");
     for (size_t s = 0; s < N_STYLES; s++) {
         tokenizer *t = open_style(styles[s]);
-        json_lines rows = read_lines(styles[s], "expected.jsonl");
+        json_lines rows = read_style(styles[s], "expected.jsonl");
         assert_int_equal(rows.n, corpus.n);
         for (size_t i = 0; i < rows.n; i++)
             check_case(t, styles[s], corpus.docs[i], rows.docs[i]);
@@ -188,7 +130,7 @@ static void test_random_ids_decode(void **state) {
     (void)state;
     for (size_t s = 0; s < N_STYLES; s++) {
         tokenizer *t = open_style(styles[s]);
-        json_lines rows = read_lines(styles[s], "decode.jsonl");
+        json_lines rows = read_style(styles[s], "decode.jsonl");
         token_ids ids = {0};
         for (size_t i = 0; i < rows.n; i++) {
             size_t n_text, n_bare;
@@ -208,10 +150,10 @@ static void test_random_ids_decode(void **state) {
 
 static void test_template(void **state) {
     (void)state;
-    json_lines corpus = read_lines("", "corpus.jsonl");
+    json_lines corpus = read_lines("tokenizers", "corpus.jsonl");
     for (size_t s = 0; s < N_STYLES; s++) {
         tokenizer *t = open_style(styles[s]);
-        json_lines rows = read_lines(styles[s], "template.jsonl");
+        json_lines rows = read_style(styles[s], "template.jsonl");
         for (size_t i = 0; i < rows.n; i++) {
             token_ids got = {0}, want = {0};
             size_t n;
