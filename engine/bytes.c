@@ -61,6 +61,11 @@ bool bytes_reader_done(const bytes_reader *r) {
     return !r->failed && r->at == r->end;
 }
 
+void bytes_writer_reset(bytes_writer *w) {
+    w->n = 0;
+    w->failed = false;
+}
+
 void bytes_writer_free(bytes_writer *w) {
     free(w->data);
     *w = (bytes_writer){0};

@@ -79,7 +79,7 @@ int frame_check(const frame_header *header, int kind, size_t payload_bytes,
         return over(err, "rows", h->rows, expect->max_rows);
     if (h->dtype != (uint8_t)expect->wire)
         return mismatch(err, "dtype", h->dtype, (unsigned long long)expect->wire);
-    if (h->flags)
+    if (h->flags & ~(kind == FRAME_DISPATCH ? FRAME_FLAG_MORE : 0))
         return mismatch(err, "flags", h->flags, 0);
     if (h->reserved16 || h->reserved64)
         return error_set(err, E_PROTOCOL, "frame: a reserved field is not 0");

@@ -17,6 +17,7 @@
 
 #define FRAME_MAGIC 0x4d444e54u // "TNDM"
 enum { FRAME_VERSION = 1, FRAME_DISPATCH = 1, FRAME_RETURN = 2, FRAME_NO_EXPERT = 0xffff };
+enum { FRAME_FLAG_MORE = 1 }; // DISPATCH: the lane expects to run a further step after this one
 
 typedef struct frame_header {
     uint32_t magic;

@@ -4,7 +4,12 @@
 #ifndef TANDEM_ENGINE_LOG_H
 #define TANDEM_ENGINE_LOG_H
 
-typedef enum log_level { LOG_LEVEL_ERROR, LOG_LEVEL_WARN, LOG_LEVEL_INFO, LOG_LEVEL_DEBUG } log_level;
+typedef enum log_level {
+    LOG_LEVEL_ERROR,
+    LOG_LEVEL_WARN,
+    LOG_LEVEL_INFO,
+    LOG_LEVEL_DEBUG
+} log_level;
 
 // Name shown in every line of this process, for example "router" or "attn0"; copied.
 void log_set_name(const char *name);

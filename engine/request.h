@@ -15,19 +15,19 @@ typedef struct logit_bias {
 } logit_bias;
 
 typedef struct sampling_params {
-    float temperature; // 0: greedy
-    float top_p;       // 1: off
-    float min_p;       // 0: off
-    int32_t top_k;     // 0: off
+    float temperature;                         // 0: greedy
+    float top_p;                               // 1: off
+    float min_p;                               // 0: off
+    int32_t top_k;                             // 0: off
     float presence_penalty, frequency_penalty; // 0: off
     float repetition_penalty;                  // 1: off
     uint64_t seed;
     int32_t max_tokens; // new tokens at most, >= 1 (0 only with prompt_logprobs: score alone)
     int32_t min_tokens; // stop ids are masked before this many
     bool ignore_eos;
-    int32_t logprobs;        // -1: none; 0..20: chosen token and this many top tokens
-    bool prompt_logprobs;    // logprobs of the prompt's own tokens too (echo)
-    int32_t n_stop_ids;      // ids that end the request with "stop"; the id itself is reported
+    int32_t logprobs;     // -1: none; 0..20: chosen token and this many top tokens
+    bool prompt_logprobs; // logprobs of the prompt's own tokens too (echo)
+    int32_t n_stop_ids;   // ids that end the request with "stop"; the id itself is reported
     int32_t stop_ids[REQUEST_MAX_STOP_IDS];
     int32_t n_logit_bias;
     const logit_bias *logit_bias; // owned by the holder of the params

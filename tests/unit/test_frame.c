@@ -145,7 +145,7 @@ static void bad_dtype(frame_header *h) {
     h->dtype = DTYPE_F16;
 }
 static void bad_flags(frame_header *h) {
-    h->flags = 1;
+    h->flags = 0x80;
 }
 static void bad_reserved16(frame_header *h) {
     h->reserved16 = 1;
