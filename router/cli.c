@@ -1,5 +1,6 @@
 #include "router/cli.h"
 
+#include "router/serve.h"
 #include "router/synth.h"
 
 #include <stdbool.h>
@@ -104,7 +105,15 @@ static int run_synth(const command *c, int argc, char **argv) {
     return synth_main(argc, argv);
 }
 
+static int run_serve(const command *c, int argc, char **argv) {
+    config loaded;
+    int status = load_config(c, argc, argv, &loaded);
+    return status ? status : serve_main(&loaded);
+}
+
 static const command commands[] = {
+    {"serve", "CONFIG.json [--set KEY=VALUE ...]", "launch a bundle and serve it over HTTP", NULL,
+     run_serve},
     {"config", "[--help | --markdown | CONFIG.json [--set KEY=VALUE ...]]",
      "the keys of a configuration, or the effective values of one", NULL, run_config},
     {"synth", "--arch ARCH [OPTION VALUE ...] DIR",
