@@ -110,11 +110,17 @@ static void lost(void *user, transport_peer *peer, const char *reason) {
     transport_peer_close(peer);
 }
 
+// A frame for a peer that has gone is given up: the lane waits, and the control socket tells the
+// router, which knows what to do about a dead worker.
 static int send_frame(void *user, size_t ffn_rank, const frame_header *header, const void *payload,
                       size_t bytes, void *token) {
     attn_node *n = user;
-    return n->peers[ffn_rank] ? transport_send(n->peers[ffn_rank], header, payload, bytes, token)
-                              : E_CLOSED;
+    transport_peer *peer = n->peers[ffn_rank];
+    int code = peer ? transport_send(peer, header, payload, bytes, token) : E_CLOSED;
+    if (code != E_CLOSED)
+        return code;
+    lane_sent(token);
+    return E_OK;
 }
 
 // ---- the loop ----
@@ -307,6 +313,7 @@ static int attn_join(void *node, const message_topology *topology, error *err) {
     for (size_t f = 0; f < n->plan->n_ffn; f++)
         if (!n->peers[f])
             return error_set(err, E_PROTOCOL, "topology lacks FFN worker %zu", f);
+    transport_expect(n->transport, true);
     return open_lanes(n, err);
 }
 

@@ -477,6 +477,7 @@ static int ffn_join(void *node, const message_topology *topology, error *err) {
         if (code)
             return code;
     }
+    transport_expect(n->transport, true);
     return E_OK;
 }
 
