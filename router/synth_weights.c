@@ -7,7 +7,7 @@
 #include <math.h>
 #include <stdlib.h>
 
-enum { N_DRAWS = 65536, BUFFER_BYTES = 1 << 20 };
+enum { N_DRAWS = 65536, N_TABLES = 8, BUFFER_BYTES = 1 << 20 };
 
 typedef struct item {
     model_tensor which;
@@ -21,9 +21,10 @@ typedef struct writer {
     const model_config *config;
     item *items; // (n_items) in the order of the files
     size_t n_items, n_shards;
-    float *draws; // (N_DRAWS) standard normal
-    void *scaled; // (N_DRAWS) of the type, draws times scale
-    float scale;  // of scaled
+    float *draws;           // (N_DRAWS) standard normal
+    void *tables[N_TABLES]; // (N_DRAWS) of the type each: draws times a scale; a layer has few
+    float scales[N_TABLES]; // of tables; 0: none yet
+    size_t next_table;
     void *buffer; // BUFFER_BYTES
     uint64_t state[4];
     size_t done_bytes, total_bytes;
@@ -91,17 +92,20 @@ static void convert(dtype type, float value, void *array, size_t i) {
         ((uint16_t *)array)[i] = type == DTYPE_BF16 ? f32_to_bf16(value) : f32_to_f16(value);
 }
 
-static void scale_draws(writer *w, float scale) {
-    if (scale == w->scale)
-        return;
+static const void *scaled_draws(writer *w, float scale) {
+    for (size_t t = 0; t < N_TABLES; t++)
+        if (w->scales[t] == scale)
+            return w->tables[t];
+    size_t t = w->next_table++ % N_TABLES;
     for (size_t i = 0; i < N_DRAWS; i++)
-        convert(w->args->type, w->draws[i] * scale, w->scaled, i);
-    w->scale = scale;
+        convert(w->args->type, w->draws[i] * scale, w->tables[t], i);
+    w->scales[t] = scale;
+    return w->tables[t];
 }
 
-static void fill_random(writer *w, size_t n) {
-    const uint16_t *from16 = w->scaled;
-    const uint32_t *from32 = w->scaled;
+static void fill_random(writer *w, const void *table, size_t n) {
+    const uint16_t *from16 = table;
+    const uint32_t *from32 = table;
     uint16_t *to16 = w->buffer;
     uint32_t *to32 = w->buffer;
     bool wide = w->args->type == DTYPE_F32;
@@ -126,14 +130,15 @@ static void write_tensor(writer *w, const item *it, FILE *out) {
     model_tensor_spec spec;
     model_tensor_describe(w->config, it->which, it->layer, it->expert, &spec);
     bool norm = is_norm(it->which);
+    const void *table = NULL;
     for (size_t i = 0; norm && i < per_buffer && i < it->n; i++)
         convert(w->args->type, 1, w->buffer, i);
     if (!norm) // a bias has no input features: its own length stands in
-        scale_draws(w, 1 / sqrtf((float)spec.dims[spec.n_dims - 1]));
+        table = scaled_draws(w, 1 / sqrtf((float)spec.dims[spec.n_dims - 1]));
     for (size_t left = it->n; left;) {
         size_t n = left < per_buffer ? left : per_buffer;
         if (!norm)
-            fill_random(w, n);
+            fill_random(w, table, n);
         fwrite(w->buffer, width, n, out);
         left -= n;
         w->done_bytes += n * width;
@@ -253,12 +258,14 @@ int synth_write_weights(const synth_args *args, const model_config *config, synt
     int rc = E_OK;
     w.items = calloc(most, sizeof *w.items);
     w.draws = malloc(N_DRAWS * sizeof *w.draws);
-    w.scaled = malloc(N_DRAWS * sizeof(float));
+    char *tables = malloc(N_TABLES * N_DRAWS * sizeof(float));
     w.buffer = malloc(BUFFER_BYTES);
-    if (!w.items || !w.draws || !w.scaled || !w.buffer) {
+    if (!w.items || !w.draws || !tables || !w.buffer) {
         rc = error_set(err, E_NO_MEMORY, "%s: out of memory", args->dir);
         goto done;
     }
+    for (size_t t = 0; t < N_TABLES; t++)
+        w.tables[t] = tables + t * N_DRAWS * sizeof(float);
     seed_random(w.state, args->seed);
     fill_draws(&w);
     list_items(&w);
@@ -274,7 +281,7 @@ int synth_write_weights(const synth_args *args, const model_config *config, synt
         rc = write_index(&w, err);
 done:
     free(w.buffer);
-    free(w.scaled);
+    free(tables);
     free(w.draws);
     free(w.items);
     return rc;
