@@ -38,8 +38,8 @@ int synth_write(const synth_args *args, synth_progress progress, void *user, err
 
 // The parts of synth_write.
 int synth_write_tokenizer(const synth_args *args, error *err);
-int synth_write_weights(const synth_args *args, const model_config *config,
-                        synth_progress progress, void *user, error *err);
+int synth_write_weights(const synth_args *args, const model_config *config, synth_progress progress,
+                        void *user, error *err);
 
 // Opens DIR/name for writing, and closes it with a check that all of it was written.
 int synth_create(const synth_args *args, const char *name, FILE **out, error *err);
