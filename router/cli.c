@@ -1,5 +1,7 @@
 #include "router/cli.h"
 
+#include "router/chat_client.h"
+#include "router/check.h"
 #include "router/serve.h"
 #include "router/synth.h"
 
@@ -68,6 +70,24 @@ free_overrides:
     return status;
 }
 
+static int run_serve(const command *c, int argc, char **argv) {
+    config loaded;
+    int status = load_config(c, argc, argv, &loaded);
+    return status ? status : serve_main(&loaded);
+}
+
+static int run_check(const command *c, int argc, char **argv) {
+    config loaded;
+    error err = {0};
+    int status = load_config(c, argc, argv, &loaded);
+    if (status)
+        return status;
+    if (check_bundle(&loaded, stdout, &err) == E_OK)
+        return 0;
+    fprintf(stderr, "%s\n", err.text);
+    return CLI_WRONG_USAGE;
+}
+
 static int run_config(const command *c, int argc, char **argv) {
     if (argc == 0) {
         config_print_help(stdout);
@@ -100,24 +120,54 @@ static int run_version(const command *c, int argc, char **argv) {
     return 0;
 }
 
+static int run_chat(const command *c, int argc, char **argv) {
+    chat_client_args args = {.url = "http://127.0.0.1:8000", .out = stdout};
+    error err = {0};
+    args.api_key = getenv("TANDEM_ROUTER_API_KEY");
+    for (int i = 0; i < argc; i++) {
+        if (strcmp(argv[i], "--url") == 0) {
+            if (i + 1 == argc)
+                return wrong_usage(c, "an address is missing after ", argv[i]);
+            args.url = argv[++i];
+        } else if (argv[i][0] == '-' && argv[i][1]) {
+            return wrong_usage(c, "unknown option ", argv[i]);
+        } else if (args.question) {
+            return wrong_usage(c, "one question is enough (put it in quotes), not also ", argv[i]);
+        } else {
+            args.question = argv[i];
+        }
+    }
+    if (!args.question)
+        return wrong_usage(c, "the question is missing", "");
+    if (chat_client_ask(&args, &err) == E_OK)
+        return 0;
+    fprintf(stderr, "tandem chat: %s\n", err.text);
+    return CLI_FAILED;
+}
+
 static int run_synth(const command *c, int argc, char **argv) {
     (void)c;
     return synth_main(argc, argv);
 }
 
-static int run_serve(const command *c, int argc, char **argv) {
-    config loaded;
-    int status = load_config(c, argc, argv, &loaded);
-    return status ? status : serve_main(&loaded);
-}
-
 static const command commands[] = {
-    {"serve", "CONFIG.json [--set KEY=VALUE ...]", "launch a bundle and serve it over HTTP", NULL,
+    {"serve", "CONFIG.json [--set KEY=VALUE ...]", "launch a bundle and serve it over HTTP",
+     "Prints `tandem: ready at http://HOST:PORT` when requests are taken. SIGTERM or Ctrl-C lets\n"
+     "running requests end; a second one ends the bundle at once. Keys: `tandem config --help`.\n",
      run_serve},
+    {"check", "CONFIG.json [--set KEY=VALUE ...]",
+     "check a configuration and its model, start nothing",
+     "Reads the headers of the weights, not the weights, and prints what each worker will hold.\n",
+     run_check},
     {"config", "[--help | --markdown | CONFIG.json [--set KEY=VALUE ...]]",
      "the keys of a configuration, or the effective values of one", NULL, run_config},
     {"synth", "--arch ARCH [OPTION VALUE ...] DIR",
      "write a model with random weights and a dummy tokenizer", NULL, run_synth},
+    {"chat", "[--url http://HOST:PORT] QUESTION",
+     "ask a running server, and show the answer as it streams",
+     "The address is http://127.0.0.1:8000 unless given. A key is taken from the variable\n"
+     "TANDEM_ROUTER_API_KEY.\n",
+     run_chat},
     {"version", "", "print the version", NULL, run_version},
 };
 enum { N_COMMANDS = sizeof commands / sizeof commands[0] };
