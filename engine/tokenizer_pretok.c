@@ -9,8 +9,9 @@
 static const char gpt2_pattern[] =
     "'s|'t|'re|'ve|'m|'ll|'d| ?\\p{L}+| ?\\p{N}+| ?[^\\s\\p{L}\\p{N}]+|\\s+(?!\\S)|\\s+";
 static const char punctuation_pattern[] = "[\\x21-\\x2F\\x3A-\\x40\\x5B-\\x60\\x7B-\\x7E\\p{P}]";
-static const char word_pattern[] =
-    "[\\p{Alphabetic}\\p{M}\\p{Nd}\\p{Pc}]+|[^\\p{Alphabetic}\\p{M}\\p{Nd}\\p{Pc}\\s]+";
+// Rust's \w, which is not quite Oniguruma's.
+#define RUST_WORD "\\p{Alphabetic}\\p{M}\\p{Nd}\\p{Pc}\\x{200C}\\x{200D}"
+static const char word_pattern[] = "[" RUST_WORD "]+|[^" RUST_WORD "\\s]+";
 
 typedef struct run_state {
     const tokenizer *t;

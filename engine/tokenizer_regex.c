@@ -3,10 +3,11 @@
 // Where the two differ in meaning the expression is rewritten; where no rewriting is known it is
 // refused:
 //   \s \S   Oniguruma means White_Space; PCRE2 would also match U+180E
-//   \w      letters, marks, decimal digits and connectors; PCRE2 would leave the marks out
+//   \w      Alphabetic, marks, decimal digits, connectors and the numbers of Latin-1; PCRE2's
+//   differs \p{Han} and other scripts: PCRE2 would also take characters shared between scripts
 //   \uHHHH  is \x{HHHH}
 //   {n,m}+  is a repeated group; in PCRE2 it would be possessive
-//   [a[b]], [a&&b], \h \R \X \K \G, (?m  mean other things or nothing in PCRE2
+//   [a[b]], [a&&b], [[:punct:]], \h \R \X \K \G, (?m  mean other things or nothing in PCRE2
 #define PCRE2_CODE_UNIT_WIDTH 8
 #include "engine/tokenizer_internal.h"
 
@@ -16,6 +17,7 @@
 #include <string.h>
 
 #define REGEX_BYTES_MAX 65536
+#define WORD "\\p{Alphabetic}\\p{M}\\p{Nd}\\p{Pc}\\xB2\\xB3\\xB9\\xBC-\\xBE"
 
 struct regex {
     pcre2_code *code;             // owned
@@ -46,6 +48,27 @@ static int put_bytes(rewriter *rw, size_t n) {
     return rc;
 }
 
+// \p{L} and the like mean the same; names of scripts get PCRE2's sc:.
+static int rewrite_property(rewriter *rw) {
+    static const char *const scripts[] = {"Han",   "Hiragana", "Katakana", "Hangul", "Latin",
+                                          "Greek", "Cyrillic", "Arabic",   "Hebrew", "Thai"};
+    const char *p = rw->in + rw->at;
+    if (p[2] != '{')
+        return put_bytes(rw, 2);
+    size_t from = p[3] == '^' ? 4 : 3, n = strcspn(p + from, "}");
+    for (size_t i = 0; i < sizeof scripts / sizeof *scripts; i++) {
+        if (strlen(scripts[i]) != n || strncmp(p + from, scripts[i], n) != 0)
+            continue;
+        int rc = put_bytes(rw, from);
+        if (rc == E_OK)
+            rc = put(rw, "sc:");
+        return rc == E_OK ? put_bytes(rw, n + 1) : rc;
+    }
+    if (n > 2 && strncmp(p + from, "Alphabetic}", 11) != 0)
+        return refuse(rw, "a property of a long name");
+    return put_bytes(rw, 3);
+}
+
 static int rewrite_escape(rewriter *rw) {
     char c = rw->in[rw->at + 1];
     switch (c) {
@@ -59,8 +82,10 @@ static int rewrite_escape(rewriter *rw) {
         return put(rw, "\\P{White_Space}");
     case 'w':
         rw->at += 2;
-        return put(rw, rw->in_class ? "\\p{Alphabetic}\\p{M}\\p{Nd}\\p{Pc}"
-                                    : "[\\p{Alphabetic}\\p{M}\\p{Nd}\\p{Pc}]");
+        return put(rw, rw->in_class ? WORD : "[" WORD "]");
+    case 'p':
+    case 'P':
+        return rewrite_property(rw);
     case 'u': {
         if (strspn(rw->in + rw->at + 2, "0123456789abcdefABCDEF") < 4)
             return refuse(rw, "\\u without four digits");
@@ -71,7 +96,7 @@ static int rewrite_escape(rewriter *rw) {
     }
     }
     bool alphanumeric = (c >= '0' && c <= '9') || ((c | 32) >= 'a' && (c | 32) <= 'z');
-    if (alphanumeric && !strchr("0123456789dDpPnrtfaexbBAzZ", c)) {
+    if (alphanumeric && !strchr("0123456789dDnrtfaexbBAzZ", c)) {
         char what[] = "\\?";
         what[1] = c;
         return refuse(rw, what);
@@ -100,8 +125,7 @@ static int rewrite_class_start(rewriter *rw) {
         size_t n = p[1] == '^' ? 2 : 1;
         return put_bytes(rw, p[n] == ']' ? n + 1 : n); // a ']' in first place is itself
     }
-    const char *end = p[1] == ':' ? strstr(p + 2, ":]") : NULL;
-    return end ? put_bytes(rw, (size_t)(end - p) + 2) : refuse(rw, "a class inside a class");
+    return refuse(rw, "a class inside a class");
 }
 
 static int rewrite_one(rewriter *rw) {

@@ -239,6 +239,8 @@ static void test_unsupported_components(void **state) {
          "behind ByteLevel"},
         {SPLIT_BY("[a[b]]"), "a class inside a class"},
         {SPLIT_BY("[a&&b]"), "&& in a class"},
+        {SPLIT_BY("[[:punct:]]"), "a class inside a class"},
+        {SPLIT_BY("\\\\p{Emoji}"), "a property of a long name"},
         {SPLIT_BY("\\\\h"), "\\h"},
         {SPLIT_BY("\\\\X"), "\\X"},
         {SPLIT_BY("(?m:.)"), "option m"},
