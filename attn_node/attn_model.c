@@ -9,9 +9,8 @@ typedef struct loader {
     const model_config *config;
     weights *files;
     size_t layer;
-    void (*progress)(void *user, size_t done, size_t total);
+    void (*progress)(void *user, size_t bytes);
     void *user;
-    size_t done, total;
     attn_model *model;
 } loader;
 
@@ -29,9 +28,8 @@ static int get(loader *l, model_tensor which, tensor_view *out, error *err) {
 }
 
 static void release(loader *l, const tensor_view *view) {
-    l->done += view_bytes(view);
     weights_release(l->files, view);
-    l->progress(l->user, l->done, l->total);
+    l->progress(l->user, view_bytes(view));
 }
 
 // Stacks the rows of n tensors into one matrix, or loads the two halves of a swiglu matrix.
@@ -101,6 +99,8 @@ static int load_qkv_bias(loader *l, kernel_mem **out, error *err) {
         code = get(l, which[i], &view, err);
         for (size_t j = 0; !code && j < view.dims[0]; j++)
             joined[n++] = element(&view, j);
+        if (!code)
+            release(l, &view);
     }
     tensor_view all = {.data = joined, .type = DTYPE_F32, .n_dims = 1, .dims = {total}};
     if (!code)
@@ -140,15 +140,6 @@ static int load_ffn_side(loader *l, attn_layer *layer, error *err) {
     return code;
 }
 
-// Bytes of the checkpoint that this worker reads, for the progress alone.
-static size_t expected_bytes(const model_config *c) {
-    size_t qkv = (c->n_heads + 2 * c->n_kv_heads) * c->head_dim;
-    size_t layer =
-        (qkv + c->n_heads * c->head_dim + c->n_experts + 3 * c->shared_intermediate) * c->hidden;
-    return (layer * c->n_layers + (c->tie_embeddings ? 1 : 2) * c->vocab * c->hidden) *
-           dtype_bytes(c->checkpoint);
-}
-
 static int load_all(loader *l, error *err) {
     attn_model *m = l->model;
     int code = load_one(l, MODEL_EMBED, &m->embed, err);
@@ -167,15 +158,11 @@ static int load_all(loader *l, error *err) {
 }
 
 int attn_model_load(kernel_backend *backend, const plan *p, const char *dir,
-                    void (*progress)(void *user, size_t done, size_t total), void *user,
-                    attn_model *out, error *err) {
+                    void (*progress)(void *user, size_t bytes), void *user, attn_model *out,
+                    error *err) {
     attn_model m = {.n_layers = p->model.n_layers};
-    loader l = {.backend = backend,
-                .config = &p->model,
-                .progress = progress,
-                .user = user,
-                .total = expected_bytes(&p->model),
-                .model = &m};
+    loader l = {
+        .backend = backend, .config = &p->model, .progress = progress, .user = user, .model = &m};
     int code = weights_open(dir, &l.files, err);
     if (code)
         return code;

@@ -29,10 +29,10 @@ typedef struct attn_model {
     size_t weight_bytes;
 } attn_model;
 
-// progress is told the bytes loaded so far after every tensor group.
+// progress is told the bytes of every tensor read.
 int attn_model_load(kernel_backend *backend, const plan *p, const char *dir,
-                    void (*progress)(void *user, size_t done, size_t total), void *user,
-                    attn_model *out, error *err);
+                    void (*progress)(void *user, size_t bytes), void *user, attn_model *out,
+                    error *err);
 void attn_model_free(attn_model *m);
 
 #endif

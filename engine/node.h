@@ -21,7 +21,7 @@ typedef struct node_env {
     uint32_t spin_us;
     int threads;
     void *user;
-    void (*progress)(void *user, size_t done, size_t total); // bytes of weights, during open
+    void (*progress)(void *user, size_t bytes); // of weights read since the last call; in open
     void (*send)(void *user, uint16_t type, const void *payload, size_t n); // to the router
     void (*fail)(void *user, const error *err); // the node cannot go on; called at most once
 } node_env;

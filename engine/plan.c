@@ -83,6 +83,40 @@ size_t plan_experts_of(const plan *p, size_t rank, int16_t *list) {
     return n;
 }
 
+static size_t tensor_bytes(const model_config *c, model_tensor which) {
+    size_t n_layers, n_experts;
+    model_tensor_spec spec;
+    model_tensor_counts(c, which, &n_layers, &n_experts);
+    if (!n_layers)
+        return 0;
+    model_tensor_describe(c, which, 0, 0, &spec);
+    size_t n = n_layers * dtype_bytes(c->checkpoint);
+    for (int i = 0; i < spec.n_dims; i++)
+        n *= spec.dims[i];
+    return n; // of one expert in every layer, where it is an expert's
+}
+
+static bool is_expert(model_tensor which) {
+    return which == MODEL_EXPERT_GATE || which == MODEL_EXPERT_UP || which == MODEL_EXPERT_DOWN;
+}
+
+size_t plan_attention_bytes(const plan *p) {
+    size_t n = 0;
+    for (int which = 0; which < MODEL_TENSOR_COUNT; which++)
+        if (!is_expert((model_tensor)which))
+            n += tensor_bytes(&p->model, (model_tensor)which);
+    return n;
+}
+
+size_t plan_ffn_bytes(const plan *p, size_t rank) {
+    int16_t experts[MODEL_MAX_EXPERTS];
+    size_t n = 0;
+    for (int which = 0; which < MODEL_TENSOR_COUNT; which++)
+        if (is_expert((model_tensor)which))
+            n += tensor_bytes(&p->model, (model_tensor)which);
+    return n * plan_experts_of(p, rank, experts);
+}
+
 frame_expect plan_frame_expect(const plan *p) {
     return (frame_expect){
         .plan_hash = p->hash,

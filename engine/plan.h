@@ -27,6 +27,10 @@ int plan_make(const config *c, plan *out, error *err);
 // Experts of an FFN rank, ascending: fills list (n_experts) and returns their number.
 size_t plan_experts_of(const plan *p, size_t rank, int16_t *list);
 
+// Bytes of the checkpoint that a worker reads: all but the routed experts, or a rank's experts.
+size_t plan_attention_bytes(const plan *p);
+size_t plan_ffn_bytes(const plan *p, size_t rank);
+
 frame_expect plan_frame_expect(const plan *p);
 
 #endif

@@ -31,8 +31,9 @@ typedef struct worker {
     plan plan;
     worker_node nodes[2]; // the second one when colocated
     size_t n_nodes, n_closing;
-    uint64_t percent; // of the weights, as last reported
-    bool pumping;     // the loop runs inside node open, for the progress alone
+    uint64_t read_bytes, total_bytes; // of weights
+    uint64_t percent;                 // as last reported
+    bool pumping;                     // the loop runs inside node open, for the progress alone
     int exit_status;
     message_topology topology;
 } worker;
@@ -89,13 +90,14 @@ static void say_failed(worker *w, const error *err) {
 
 static void begin_shutdown(worker *w);
 
-static void node_progress(void *user, size_t done, size_t total) {
+static void node_progress(void *user, size_t bytes) {
     worker *w = user;
-    uint64_t percent = total ? done * 100 / total : 100;
+    w->read_bytes += bytes;
+    uint64_t percent = w->read_bytes * 100 / w->total_bytes;
     if (percent == w->percent)
         return;
     w->percent = percent;
-    message_progress_encode(&w->out, done, total);
+    message_progress_encode(&w->out, w->read_bytes, w->total_bytes);
     send_out(w, MESSAGE_PROGRESS);
     w->pumping = true;
     uv_run(&w->loop, UV_RUN_NOWAIT);
@@ -175,9 +177,15 @@ static int open_node(worker *w, const node_type *type, uint32_t rank, error *err
 
 static int open_nodes(worker *w, const node_type *type, const node_type *ffn, error *err) {
     int code = plan_make(&w->config, &w->plan, err);
-    if (!code)
-        code = open_node(w, type, w->rank, err);
-    if (!code && w->config.mode == CONFIG_MODE_COLOCATED) {
+    if (code)
+        return code;
+    bool colocated = w->config.mode == CONFIG_MODE_COLOCATED;
+    if (type->kind == WORKER_ATTENTION)
+        w->total_bytes += plan_attention_bytes(&w->plan);
+    if (type->kind == WORKER_FFN || colocated)
+        w->total_bytes += plan_ffn_bytes(&w->plan, colocated ? 0 : w->rank);
+    code = open_node(w, type, w->rank, err);
+    if (!code && colocated) {
         if (!ffn)
             return error_set(err, E_STATE, "an FFN worker has no part in a colocated bundle");
         code = open_node(w, ffn, 0, err);
@@ -313,8 +321,11 @@ int worker_main(int argc, char **argv, const node_type *type, const node_type *f
     if (code)
         return code == E_CLOSED ? 0 : 2;
     log_set_name(type->name);
-    // A terminal's Ctrl-C reaches the whole group; the router decides when a worker goes.
+    // A terminal's Ctrl-C and a service manager's SIGTERM reach the whole group; the router that
+    // launched this worker (and gave it its rank) drains first and decides when it goes.
     signal(SIGINT, SIG_IGN);
+    if (w.args.rank >= 0)
+        signal(SIGTERM, SIG_IGN);
     signal(SIGPIPE, SIG_IGN);
     uv_loop_init(&w.loop);
     control_callbacks callbacks = {&w, on_message, on_closed};

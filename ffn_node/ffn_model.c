@@ -35,11 +35,11 @@ static int load_expert(kernel_backend *backend, weights *files, const plan *p, s
 }
 
 static int load_all(kernel_backend *backend, weights *files, const plan *p, const int16_t *experts,
-                    void (*progress)(void *user, size_t done, size_t total), void *user,
-                    ffn_model *m, error *err) {
+                    void (*progress)(void *user, size_t bytes), void *user, ffn_model *m,
+                    error *err) {
     size_t expert_bytes =
         3 * p->model.hidden * p->model.expert_intermediate * dtype_bytes(p->model.checkpoint);
-    size_t n = 0, total = m->n_layers * m->n_local;
+    size_t n = 0;
     for (size_t layer = 0; layer < m->n_layers; layer++) {
         for (size_t i = 0; i < m->n_local; i++, n++) {
             int code = load_expert(backend, files, p, layer, (size_t)experts[i], &m->gate_up[n],
@@ -47,15 +47,15 @@ static int load_all(kernel_backend *backend, weights *files, const plan *p, cons
             if (code)
                 return code;
             m->weight_bytes += kernel_matrix_bytes(m->gate_up[n]) + kernel_matrix_bytes(m->down[n]);
-            progress(user, (n + 1) * expert_bytes, total * expert_bytes);
+            progress(user, expert_bytes);
         }
     }
     return E_OK;
 }
 
 int ffn_model_load(kernel_backend *backend, const plan *p, size_t rank, const char *dir,
-                   void (*progress)(void *user, size_t done, size_t total), void *user,
-                   ffn_model *out, error *err) {
+                   void (*progress)(void *user, size_t bytes), void *user, ffn_model *out,
+                   error *err) {
     int16_t experts[MODEL_MAX_EXPERTS];
     weights *files = NULL;
     ffn_model m = {.n_layers = p->model.n_layers, .n_local = plan_experts_of(p, rank, experts)};

@@ -14,8 +14,8 @@ typedef struct ffn_model {
 } ffn_model;
 
 int ffn_model_load(kernel_backend *backend, const plan *p, size_t rank, const char *dir,
-                   void (*progress)(void *user, size_t done, size_t total), void *user,
-                   ffn_model *out, error *err);
+                   void (*progress)(void *user, size_t bytes), void *user, ffn_model *out,
+                   error *err);
 void ffn_model_free(ffn_model *m);
 
 #endif
