@@ -13,8 +13,9 @@ static int check_backend_args(const kernel_backend_args *args, error *err) {
         return error_set(err, E_INVALID, "device %s: compute type must be bf16 or f32, got %s",
                          args->device, dtype_name(args->compute));
     if (args->max_rows < 1 || args->max_rows > MAX_ROWS)
-        return error_set(err, E_INVALID, "device %s: rows of one operation must be 1 to %d, got %zu",
-                         args->device, MAX_ROWS, args->max_rows);
+        return error_set(err, E_INVALID,
+                         "device %s: rows of one operation must be 1 to %d, got %zu", args->device,
+                         MAX_ROWS, args->max_rows);
     if (args->max_groups < 1 || args->max_groups > MAX_GROUPS)
         return error_set(err, E_INVALID, "device %s: groups must be 1 to %d, got %zu", args->device,
                          MAX_GROUPS, args->max_groups);
@@ -94,14 +95,15 @@ int kernel_matrix_create(kernel_backend *backend, size_t n, size_t k, bool swigl
 int kernel_matrix_load(kernel_matrix *matrix, const tensor_view *source, size_t row0,
                        kernel_matrix_part part, error *err) {
     if ((part == KERNEL_PART_WHOLE) == matrix->swiglu)
-        return error_set(err, E_INVALID,
-                         "a swiglu matrix is loaded by its gate and up parts, any other as a whole");
+        return error_set(
+            err, E_INVALID,
+            "a swiglu matrix is loaded by its gate and up parts, any other as a whole");
     size_t rows = part == KERNEL_PART_WHOLE ? matrix->n : matrix->n / 2;
     if (source->n_dims != 2 || source->dims[1] != matrix->k || row0 > rows ||
         source->dims[0] > rows - row0)
-        return error_set(err, E_INVALID, "a source of %zu x %zu does not fit at row %zu of %zu x %zu",
-                         source->dims[0], source->n_dims == 2 ? source->dims[1] : 0, row0, rows,
-                         matrix->k);
+        return error_set(
+            err, E_INVALID, "a source of %zu x %zu does not fit at row %zu of %zu x %zu",
+            source->dims[0], source->n_dims == 2 ? source->dims[1] : 0, row0, rows, matrix->k);
     if (!source->data || !dtype_bytes(source->type))
         return error_set(err, E_INVALID, "the source of a matrix has no data or type");
     return matrix->backend->ops->matrix_load(matrix, source, row0, part, err);

@@ -41,7 +41,8 @@ typedef struct kernel_ref {
 } kernel_ref;
 
 typedef struct kernel_backend_args {
-    const char *device; // "cpu", "cpu:ref", "cpu:avx2", "cpu:avx512" ("cpu" picks the best), "cuda:N", "emulated"
+    const char *device; // "cpu", "cpu:ref", "cpu:avx2", "cpu:avx512" ("cpu" picks the best),
+                        // "cuda:N", "emulated"
     int threads;        // cpu: threads that compute, the caller's included
     dtype compute;      // DTYPE_BF16 or DTYPE_F32
     size_t max_rows;    // rows of one operation; for a grouped gemm: the sum over the groups
@@ -69,7 +70,11 @@ int kernel_vector_load(kernel_backend *backend, const tensor_view *source, kerne
 // Weights. A matrix has n output and k input features: y[r, i] = sum over j of a[r, j] * w[i, j].
 // A swiglu matrix has n = 2 * intermediate: its GATE and UP halves are loaded separately and laid
 // out so that the SWIGLU epilogue finds both in one tile.
-typedef enum kernel_matrix_part { KERNEL_PART_WHOLE, KERNEL_PART_GATE, KERNEL_PART_UP } kernel_matrix_part;
+typedef enum kernel_matrix_part {
+    KERNEL_PART_WHOLE,
+    KERNEL_PART_GATE,
+    KERNEL_PART_UP
+} kernel_matrix_part;
 int kernel_matrix_create(kernel_backend *backend, size_t n, size_t k, bool swiglu,
                          kernel_matrix **out, error *err);
 // Packs source (rows, k) into output features row0.. of the part, converting to the compute type.
@@ -146,7 +151,7 @@ typedef struct kernel_gemm_args {
     const float *scale;                   // (slots) host, or NULL for 1; ADD only, else NULL
     kernel_epilogue epilogue;
     kernel_ref out;
-    const int32_t *out_index;  // (slots) host, or NULL
+    const int32_t *out_index;   // (slots) host, or NULL
     kernel_gemm_report *report; // or NULL; written before the call returns
 } kernel_gemm_args;
 int kernel_gemm(kernel_queue *queue, const kernel_gemm_args *args);
@@ -155,19 +160,23 @@ int kernel_gemm(kernel_queue *queue, const kernel_gemm_args *args);
 // out[r] = cos(p * f[0..half)), sin(p * f[0..half)), angles in f32 as the Hugging Face models do.
 typedef struct kernel_rope_args {
     size_t rows, head_dim;
-    const int32_t *positions;        // (rows) host
+    const int32_t *positions;         // (rows) host
     const float *inverse_frequencies; // (head_dim / 2) host
-    kernel_ref out;                  // (rows, head_dim) f32
+    kernel_ref out;                   // (rows, head_dim) f32
 } kernel_rope_args;
 int kernel_rope(kernel_queue *queue, const kernel_rope_args *args);
 
 // Fused: QK norm, clip, rotary embedding (half rotation), KV append, q to the compute type.
-typedef enum kernel_qk_norm { KERNEL_QK_NORM_NONE, KERNEL_QK_NORM_HEAD, KERNEL_QK_NORM_FULL } kernel_qk_norm;
+typedef enum kernel_qk_norm {
+    KERNEL_QK_NORM_NONE,
+    KERNEL_QK_NORM_HEAD,
+    KERNEL_QK_NORM_FULL
+} kernel_qk_norm;
 typedef struct kernel_append_args {
     size_t rows, n_heads, n_kv_heads, head_dim;
-    kernel_ref qkv;          // (rows, (n_heads + 2 n_kv_heads) head_dim) f32: q, k, v
-    kernel_ref rope;         // (rows, head_dim) f32, from kernel_rope
-    kernel_qk_norm qk_norm;  // HEAD: over each head; FULL: over all heads of q, all of k
+    kernel_ref qkv;            // (rows, (n_heads + 2 n_kv_heads) head_dim) f32: q, k, v
+    kernel_ref rope;           // (rows, head_dim) f32, from kernel_rope
+    kernel_qk_norm qk_norm;    // HEAD: over each head; FULL: over all heads of q, all of k
     kernel_ref q_norm, k_norm; // f32 weights: (head_dim), or (heads * head_dim) for FULL
     float epsilon;
     float clip; // clamp the normed q and k, and v, to [-clip, clip] before rotary; 0: off
@@ -211,12 +220,13 @@ typedef struct kernel_route_args {
 int kernel_route(kernel_queue *queue, const kernel_route_args *args);
 
 // Builds the payload of one DISPATCH frame per FFN rank (layout: engine/frame.h). A row goes to
-// every rank that owns one of its experts, once; entries of other ranks are expert 0xffff, weight 0.
+// every rank that owns one of its experts, once; entries of other ranks are expert 0xffff, weight
+// 0.
 typedef struct kernel_dispatch_args {
     size_t rows, hidden, top_k, n_ranks;
-    kernel_ref h;       // (rows, hidden) act
-    kernel_ref experts; // (rows, top_k) uint16, HOST memory
-    kernel_ref weights; // (rows, top_k) f32, HOST memory
+    kernel_ref h;               // (rows, hidden) act
+    kernel_ref experts;         // (rows, top_k) uint16, HOST memory
+    kernel_ref weights;         // (rows, top_k) f32, HOST memory
     const uint8_t *expert_rank; // (n_experts) host: FFN rank that owns the expert
     dtype wire;
     kernel_ref payload[KERNEL_MAX_RANKS]; // HOST memory, room for `rows` rows each
@@ -263,7 +273,8 @@ typedef struct kernel_sort_args {
     float *slot_weight;  // (rows * top_k at most)
     size_t *n_slots;
 } kernel_sort_args;
-int kernel_sort(kernel_queue *queue, const kernel_sort_args *args); // E_PROTOCOL: an expert that is not ours
+int kernel_sort(kernel_queue *queue,
+                const kernel_sort_args *args); // E_PROTOCOL: an expert that is not ours
 
 // Sets bytes to zero.
 int kernel_zero(kernel_queue *queue, kernel_ref ref, size_t bytes);

@@ -118,9 +118,8 @@ int kernel_gemm(kernel_queue *queue, const kernel_gemm_args *args) {
         !holds(queue, args->out,
                bytes_of(out_rows, output_row_bytes(queue, args->epilogue, shape->n), 1)))
         return E_INVALID;
-    if (args->bias.mem &&
-        (args->n_groups != 1 || shape->swiglu ||
-         !holds(queue, args->bias, bytes_of(shape->n, sizeof(float), 1))))
+    if (args->bias.mem && (args->n_groups != 1 || shape->swiglu ||
+                           !holds(queue, args->bias, bytes_of(shape->n, sizeof(float), 1))))
         return E_INVALID;
     if (args->scale && args->epilogue != KERNEL_EPILOGUE_ADD)
         return E_INVALID;

@@ -106,8 +106,8 @@ static void store_kv(const append_job *job, size_t row, size_t head, const float
 static void append_row(const append_job *job, size_t row) {
     const kernel_append_args *args = job->args;
     size_t dim = args->head_dim, act = dtype_bytes(job->cpu->base.compute);
-    const float *q = (const float *)cpu_address(args->qkv) +
-                     row * (args->n_heads + 2 * args->n_kv_heads) * dim;
+    const float *q =
+        (const float *)cpu_address(args->qkv) + row * (args->n_heads + 2 * args->n_kv_heads) * dim;
     const float *k = q + args->n_heads * dim, *v = k + args->n_kv_heads * dim;
     const float *rope = (const float *)cpu_address(args->rope) + row * dim;
     uint8_t *q_out = (uint8_t *)cpu_address(args->q) + row * args->n_heads * dim * act;

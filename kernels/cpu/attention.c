@@ -51,8 +51,7 @@ static void set_pages(const attention_tile *t, int block, attention_block *b) {
     for (int i = 0; i < CPU_BLOCK_PAGES; i++) {
         int page = block * CPU_BLOCK_PAGES + i;
         page = page < n_pages ? page : n_pages - 1;
-        const uint8_t *at =
-            cpu_page(kv, args->layer, (size_t)t->sequence->pages[page], t->kv_head);
+        const uint8_t *at = cpu_page(kv, args->layer, (size_t)t->sequence->pages[page], t->kv_head);
         b->k_page[i] = at;
         b->v_page[i] = at + kv->k_bytes;
     }

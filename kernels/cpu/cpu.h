@@ -1,11 +1,11 @@
 // cpu.h: the CPU backend: its objects, its packed layouts, and the table of an instruction set.
 //
 // Matrix: columns (output features) in panels of 64, the last panel as wide as its columns rounded
-// up to 16; a panel is contiguous: bf16 as (k / 2, width, 2), so that a pair of k lies in one 32-bit
-// lane as the bf16 dot product instruction wants it, f32 as (k, width). An odd k is filled with 0.
-// A swiglu matrix alternates 16 gate and 16 up columns. Threads own ranges of columns.
-// KV: (layer, page, kv head), each a K page and a V page: K bf16 (head_dim / 2, 16 tokens, 2) or
-// f32 (head_dim, 16); V bf16 (8 token pairs, value_stride, 2) or f32 (16, value_stride), where
+// up to 16; a panel is contiguous: bf16 as (k / 2, width, 2), so that a pair of k lies in one
+// 32-bit lane as the bf16 dot product instruction wants it, f32 as (k, width). An odd k is filled
+// with 0. A swiglu matrix alternates 16 gate and 16 up columns. Threads own ranges of columns. KV:
+// (layer, page, kv head), each a K page and a V page: K bf16 (head_dim / 2, 16 tokens, 2) or f32
+// (head_dim, 16); V bf16 (8 token pairs, value_stride, 2) or f32 (16, value_stride), where
 // value_stride is head_dim rounded up to 16.
 #ifndef TANDEM_KERNELS_CPU_CPU_H
 #define TANDEM_KERNELS_CPU_CPU_H
@@ -15,13 +15,13 @@
 #include "kernels/tile_plan.h"
 
 enum {
-    CPU_VECTOR = 16,          // columns per vector of f32 in the widest set
-    CPU_PANEL = 64,           // columns per panel
-    CPU_UNIT = 32,            // columns that threads divide: a gate and an up vector
-    CPU_MAX_TILE_ROWS = 8,    // rows of one matrix tile
-    CPU_BLOCK = 64,           // tokens of one attention block, at absolute positions
+    CPU_VECTOR = 16,       // columns per vector of f32 in the widest set
+    CPU_PANEL = 64,        // columns per panel
+    CPU_UNIT = 32,         // columns that threads divide: a gate and an up vector
+    CPU_MAX_TILE_ROWS = 8, // rows of one matrix tile
+    CPU_BLOCK = 64,        // tokens of one attention block, at absolute positions
     CPU_BLOCK_PAGES = CPU_BLOCK / KERNEL_PAGE_TOKENS,
-    CPU_ATTENTION_ROWS = 32,  // (query, head) rows of one attention tile
+    CPU_ATTENTION_ROWS = 32, // (query, head) rows of one attention tile
 };
 
 static inline size_t round_up(size_t n, size_t unit) {
@@ -33,8 +33,8 @@ typedef struct attention_block {
     int rows;
     int tokens; // of the block that are in the cache, 1..64
     size_t head_dim, value_stride;
-    const void *q[CPU_ATTENTION_ROWS];    // rows of head_dim, act
-    const void *k_page[CPU_BLOCK_PAGES];  // pages beyond the cache repeat an earlier one
+    const void *q[CPU_ATTENTION_ROWS];   // rows of head_dim, act
+    const void *k_page[CPU_BLOCK_PAGES]; // pages beyond the cache repeat an earlier one
     const void *v_page[CPU_BLOCK_PAGES];
     float *scores;        // (rows, 64)
     void *p;              // (rows, 64) act
@@ -92,10 +92,10 @@ typedef struct cpu_backend {
     kernel_backend base;
     const cpu_isa *isa;
     pool *pool;
-    cpu_scratch *scratch;  // (threads)
+    cpu_scratch *scratch; // (threads)
     kernel_mem *scratch_mem;
-    tile *tiles;           // (max_rows)
-    tile_choice *choices;  // (max_rows + 1)
+    tile *tiles;          // (max_rows)
+    tile_choice *choices; // (max_rows + 1)
 } cpu_backend;
 
 typedef struct cpu_matrix {

@@ -1,5 +1,6 @@
-// isa_avx2.c: AVX2 and FMA forms. bf16 is widened in registers: the even value of a pair is the lane
-// shifted left, the odd one the lane with its low half cleared; products of bf16 are exact in f32.
+// isa_avx2.c: AVX2 and FMA forms. bf16 is widened in registers: the even value of a pair is the
+// lane shifted left, the odd one the lane with its low half cleared; products of bf16 are exact in
+// f32.
 //
 // The order of the sum of a lane is the same for every number of rows (see isa_avx512.c).
 #include "kernels/cpu/cpu.h"
@@ -74,8 +75,7 @@ INLINE void tile_f32(const void *const *a, const int rows, const float *w, size_
         for (int v = 0; v < vectors; v++) {
             __m256 b = _mm256_loadu_ps(w + v * LANES);
             for (int r = 0; r < rows; r++)
-                sum[r][v] =
-                    _mm256_fmadd_ps(_mm256_set1_ps(((const float *)a[r])[j]), b, sum[r][v]);
+                sum[r][v] = _mm256_fmadd_ps(_mm256_set1_ps(((const float *)a[r])[j]), b, sum[r][v]);
         }
     for (int r = 0; r < rows; r++)
         for (int v = 0; v < vectors; v++)
@@ -165,8 +165,7 @@ static void sigmoid(float *y, size_t columns) {
 INLINE __m128i to_bf16_vector(__m256 x) {
     __m256i bits = _mm256_castps_si256(x);
     __m256i lsb = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));
-    __m256i rounded =
-        _mm256_add_epi32(bits, _mm256_add_epi32(lsb, _mm256_set1_epi32(0x7fff)));
+    __m256i rounded = _mm256_add_epi32(bits, _mm256_add_epi32(lsb, _mm256_set1_epi32(0x7fff)));
     __m256i nan = _mm256_castps_si256(_mm256_cmp_ps(x, x, _CMP_UNORD_Q));
     __m256i quiet = _mm256_or_si256(bits, _mm256_set1_epi32(0x400000));
     __m256i high = _mm256_srli_epi32(_mm256_blendv_epi8(rounded, quiet, nan), 16);
@@ -231,8 +230,8 @@ INLINE float rms_scale(const float *x, size_t n, float epsilon) {
             __m256 value = _mm256_loadu_ps(x + i + v * LANES);
             sums[v] = _mm256_fmadd_ps(value, value, sums[v]);
         }
-    float sum = sum_of(
-        _mm256_add_ps(_mm256_add_ps(sums[0], sums[1]), _mm256_add_ps(sums[2], sums[3])));
+    float sum =
+        sum_of(_mm256_add_ps(_mm256_add_ps(sums[0], sums[1]), _mm256_add_ps(sums[2], sums[3])));
     for (; i < n; i++)
         sum += x[i] * x[i];
     float mean = sum / (float)n + epsilon;
@@ -329,8 +328,8 @@ INLINE void values_strip_f32(const attention_block *b, int row, size_t d, const 
         const float *at = (const float *)b->v_page[token / KERNEL_PAGE_TOKENS] +
                           (size_t)(token % KERNEL_PAGE_TOKENS) * b->value_stride + d;
         for (int v = 0; v < vectors; v++)
-            sum[v] = _mm256_fmadd_ps(_mm256_set1_ps(p[token]), _mm256_loadu_ps(at + v * LANES),
-                                     sum[v]);
+            sum[v] =
+                _mm256_fmadd_ps(_mm256_set1_ps(p[token]), _mm256_loadu_ps(at + v * LANES), sum[v]);
     }
     for (int v = 0; v < vectors; v++)
         _mm256_storeu_ps(out + v * LANES, sum[v]);
@@ -350,8 +349,8 @@ VALUES(bf16)
 VALUES(f32)
 
 // p: (CPU_BLOCK) f32.
-static float softmax_f32(const float *scores, int first, int end, float scale,
-                         softmax_state *state, void *p) {
+static float softmax_f32(const float *scores, int first, int end, float scale, softmax_state *state,
+                         void *p) {
     __m256 s[MAX_VECTORS], seen[MAX_VECTORS], top = _mm256_set1_ps(state->max);
     __m256i lane = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
     for (int v = 0; v < MAX_VECTORS; v++) {

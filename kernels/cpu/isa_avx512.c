@@ -164,8 +164,7 @@ static void from_bf16(const uint16_t *in, float *out, size_t n) {
     for (; i + CPU_VECTOR <= n; i += CPU_VECTOR)
         _mm512_storeu_ps(out + i, from_bf16_vector(_mm256_loadu_si256((const __m256i *)(in + i))));
     __mmask16 tail = tail_mask(n - i);
-    _mm512_mask_storeu_ps(out + i, tail,
-                          from_bf16_vector(_mm256_maskz_loadu_epi16(tail, in + i)));
+    _mm512_mask_storeu_ps(out + i, tail, from_bf16_vector(_mm256_maskz_loadu_epi16(tail, in + i)));
 }
 
 static void add_bf16(float *x, const uint16_t *in, size_t n) {
@@ -279,16 +278,15 @@ INLINE void values_rows_bf16(const attention_block *b, int first, const int rows
     __m512 sum[MAX_ROWS][MAX_VECTORS];
     for (int r = 0; r < rows; r++)
         for (int v = 0; v < vectors; v++)
-            sum[r][v] = _mm512_mul_ps(
-                _mm512_set1_ps(b->rescale[first + r]),
-                _mm512_loadu_ps(b->out + (size_t)(first + r) * b->value_stride + d +
-                                (size_t)v * CPU_VECTOR));
+            sum[r][v] =
+                _mm512_mul_ps(_mm512_set1_ps(b->rescale[first + r]),
+                              _mm512_loadu_ps(b->out + (size_t)(first + r) * b->value_stride + d +
+                                              (size_t)v * CPU_VECTOR));
     const uint16_t *p = (const uint16_t *)b->p + first * CPU_BLOCK;
     for (int token = 0; token < b->tokens; token += 2) {
         const uint32_t *at = (const uint32_t *)b->v_page[token / KERNEL_PAGE_TOKENS] +
                              (size_t)(token % KERNEL_PAGE_TOKENS / 2) * b->value_stride + d;
-        __m512i value[MAX_VECTORS],
-            keep = _mm512_set1_epi32(token + 1 < b->tokens ? -1 : 0xffff);
+        __m512i value[MAX_VECTORS], keep = _mm512_set1_epi32(token + 1 < b->tokens ? -1 : 0xffff);
         for (int v = 0; v < vectors; v++)
             value[v] = _mm512_and_si512(keep, _mm512_loadu_si512(at + v * CPU_VECTOR));
         for (int r = 0; r < rows; r++) {
@@ -309,10 +307,10 @@ INLINE void values_rows_f32(const attention_block *b, int first, const int rows,
     __m512 sum[MAX_ROWS][MAX_VECTORS];
     for (int r = 0; r < rows; r++)
         for (int v = 0; v < vectors; v++)
-            sum[r][v] = _mm512_mul_ps(
-                _mm512_set1_ps(b->rescale[first + r]),
-                _mm512_loadu_ps(b->out + (size_t)(first + r) * b->value_stride + d +
-                                (size_t)v * CPU_VECTOR));
+            sum[r][v] =
+                _mm512_mul_ps(_mm512_set1_ps(b->rescale[first + r]),
+                              _mm512_loadu_ps(b->out + (size_t)(first + r) * b->value_stride + d +
+                                              (size_t)v * CPU_VECTOR));
     const float *p = (const float *)b->p + first * CPU_BLOCK;
     for (int token = 0; token < b->tokens; token++) {
         const float *at = (const float *)b->v_page[token / KERNEL_PAGE_TOKENS] +
@@ -381,8 +379,7 @@ INLINE float softmax(const float *scores, int first, int end, float scale, softm
         p[v] = _mm512_maskz_mov_ps((__mmask16)(seen >> (v * CPU_VECTOR)), e);
         sum = _mm512_add_ps(sum, p[v]);
     }
-    float rescale =
-        _mm512_cvtss_f32(exp_ps(_mm512_set1_ps(state->max - max)));
+    float rescale = _mm512_cvtss_f32(exp_ps(_mm512_set1_ps(state->max - max)));
     *state = (softmax_state){max, state->sum * rescale + _mm512_reduce_add_ps(sum)};
     return rescale;
 }
@@ -396,8 +393,8 @@ static float softmax_bf16(const float *scores, int first, int end, float scale,
     return rescale;
 }
 
-static float softmax_f32(const float *scores, int first, int end, float scale,
-                         softmax_state *state, void *out) {
+static float softmax_f32(const float *scores, int first, int end, float scale, softmax_state *state,
+                         void *out) {
     __m512 p[CPU_BLOCK_PAGES];
     float rescale = softmax(scores, first, end, scale, state, p);
     for (int v = 0; v < CPU_BLOCK_PAGES; v++)
@@ -405,8 +402,8 @@ static float softmax_f32(const float *scores, int first, int end, float scale,
     return rescale;
 }
 
-static const tile_shape shapes[] = {{1, 50, 30},  {2, 50, 33},  {3, 52, 40},
-                                    {4, 55, 50},  {5, 62, 60},  {6, 70, 70}};
+static const tile_shape shapes[] = {{1, 50, 30}, {2, 50, 33}, {3, 52, 40},
+                                    {4, 55, 50}, {5, 62, 60}, {6, 70, 70}};
 
 #define TABLE(suffix)                                                                              \
     {                                                                                              \

@@ -70,9 +70,11 @@ static void scores_bf16(const attention_block *b) {
             const uint16_t *q = b->q[r], *k = b->k_page[token / KERNEL_PAGE_TOKENS];
             float sum = 0;
             for (size_t d = 0; d < b->head_dim; d++)
-                sum += bf16_to_f32(q[d]) *
-                       bf16_to_f32(k[(d / 2 * KERNEL_PAGE_TOKENS +
-                                      (size_t)(token % KERNEL_PAGE_TOKENS)) * 2 + d % 2]);
+                sum +=
+                    bf16_to_f32(q[d]) *
+                    bf16_to_f32(
+                        k[(d / 2 * KERNEL_PAGE_TOKENS + (size_t)(token % KERNEL_PAGE_TOKENS)) * 2 +
+                          d % 2]);
             b->scores[r * CPU_BLOCK + token] = sum;
         }
 }
@@ -109,8 +111,8 @@ static float softmax_bf16(const float *scores, int first, int end, float scale,
     return rescale;
 }
 
-static float softmax_f32(const float *scores, int first, int end, float scale,
-                         softmax_state *state, void *p) {
+static float softmax_f32(const float *scores, int first, int end, float scale, softmax_state *state,
+                         void *p) {
     return softmax(scores, first, end, scale, state, p);
 }
 

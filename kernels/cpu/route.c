@@ -10,8 +10,8 @@
 static void insert_expert(const float *logits, uint16_t e, size_t *n, size_t top_k,
                           uint16_t *best) {
     size_t at = *n;
-    while (at > 0 && (logits[e] > logits[best[at - 1]] ||
-                      (isnan(logits[best[at - 1]]) && !isnan(logits[e]))))
+    while (at > 0 &&
+           (logits[e] > logits[best[at - 1]] || (isnan(logits[best[at - 1]]) && !isnan(logits[e]))))
         at--;
     if (at == top_k)
         return;

@@ -110,11 +110,10 @@ static void dispatch_part(void *user, int part, int n_parts) {
         pool_range((size_t)args->frame_rows[rank], part, n_parts, &begin, &end);
         for (size_t f = begin; f < end; f++) {
             size_t row = (size_t)args->row_index[rank * args->rows + f];
-            convert(job->cpu->isa,
-                    (const uint8_t *)cpu_address(args->h) +
-                        row * args->hidden * dtype_bytes(compute),
-                    compute, to + f * args->hidden * dtype_bytes(args->wire), args->wire,
-                    args->hidden);
+            convert(
+                job->cpu->isa,
+                (const uint8_t *)cpu_address(args->h) + row * args->hidden * dtype_bytes(compute),
+                compute, to + f * args->hidden * dtype_bytes(args->wire), args->wire, args->hidden);
         }
     }
 }

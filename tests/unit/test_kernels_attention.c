@@ -126,7 +126,8 @@ static void check_head(const story *s, const device *d, int position, int row, s
     for (size_t j = 0; j < dim; j++) {
         double want = 0, size = 0;
         for (int t = first; t <= position; t++) {
-            double term = p[t] / sum * (double)s->v[((size_t)t * s->n_kv_heads + kv_head) * dim + j];
+            double term =
+                p[t] / sum * (double)s->v[((size_t)t * s->n_kv_heads + kv_head) * dim + j];
             want += term;
             size += fabs(term);
         }
@@ -147,9 +148,9 @@ static void check_rows(const story *s, const device *d, int first_position, int 
 static const struct {
     size_t n_heads, n_kv_heads, dim, window;
     int tokens;
-} shapes[] = {{2, 2, 16, 0, 5},    {4, 1, 10, 0, 70},   {6, 2, 64, 0, 131}, {5, 1, 32, 40, 150},
-              {3, 3, 128, 7, 66},  {16, 2, 8, 1, 33},   {2, 1, 256, 0, 65}, {40, 1, 16, 0, 20},
-              {4, 4, 24, 100, 230}};
+} shapes[] = {{2, 2, 16, 0, 5},    {4, 1, 10, 0, 70},  {6, 2, 64, 0, 131},
+              {5, 1, 32, 40, 150}, {3, 3, 128, 7, 66}, {16, 2, 8, 1, 33},
+              {2, 1, 256, 0, 65},  {40, 1, 16, 0, 20}, {4, 4, 24, 100, 230}};
 
 static story story_of(const fixture *f, size_t i) {
     return (story){.f = f,
@@ -324,25 +325,40 @@ static void check_append(fixture *f, const append_case *c) {
     kernel_kv *kv = NULL;
     kernel_kv_args kv_args = {1, 5, KV, DIM};
     assert_int_equal(kernel_kv_create(f->backend, &kv_args, &kv, &err), 0);
-    kernel_append_args args = {.rows = ROWS, .n_heads = HEADS, .n_kv_heads = KV, .head_dim = DIM,
-                               .qkv = qkv_ref, .rope = rope_ref, .qk_norm = c->norm,
-                               .q_norm = qw_ref, .k_norm = kw_ref, .epsilon = 1e-5f,
-                               .clip = c->clip, .kv = kv, .kv_slot = slots, .q = q};
+    kernel_append_args args = {.rows = ROWS,
+                               .n_heads = HEADS,
+                               .n_kv_heads = KV,
+                               .head_dim = DIM,
+                               .qkv = qkv_ref,
+                               .rope = rope_ref,
+                               .qk_norm = c->norm,
+                               .q_norm = qw_ref,
+                               .k_norm = kw_ref,
+                               .epsilon = 1e-5f,
+                               .clip = c->clip,
+                               .kv = kv,
+                               .kv_slot = slots,
+                               .q = q};
     assert_int_equal(kernel_append(f->queue, &args), 0);
     double want[DIM];
     for (size_t r = 0; r < ROWS; r++)
         for (size_t h = 0; h < HEADS; h++) {
             turn(c, qkv + r * WIDTH, HEADS, h, DIM, qw, rope + r * DIM, want);
             for (size_t i = 0; i < DIM; i++)
-                fixture_near("q",
-                             (double)fixture_get(q, f->compute, (r * HEADS + h) * DIM + i),
+                fixture_near("q", (double)fixture_get(q, f->compute, (r * HEADS + h) * DIM + i),
                              want[i], 1e-5 + fixture_rounding(f->compute, want[i]));
         }
     // Row 1 wrote token 0 of page 1: alone in a sequence, its output is v.
     kernel_sequence sequence = {1, 1, 1, (const int32_t[]){1}};
-    kernel_attention_args attention = {.n_sequences = 1, .sequences = &sequence, .n_heads = HEADS,
-                                       .n_kv_heads = KV, .head_dim = DIM, .scale = 1, .kv = kv,
-                                       .q = q, .out = out};
+    kernel_attention_args attention = {.n_sequences = 1,
+                                       .sequences = &sequence,
+                                       .n_heads = HEADS,
+                                       .n_kv_heads = KV,
+                                       .head_dim = DIM,
+                                       .scale = 1,
+                                       .kv = kv,
+                                       .q = q,
+                                       .out = out};
     assert_int_equal(kernel_attention(f->queue, &attention), 0);
     for (size_t h = 0; h < HEADS; h++)
         for (size_t i = 0; i < DIM; i++) {
@@ -367,8 +383,10 @@ static void check_append(fixture *f, const append_case *c) {
 }
 
 static void append_norms(fixture *f) {
-    static const append_case cases[] = {{KERNEL_QK_NORM_NONE, 0}, {KERNEL_QK_NORM_HEAD, 0},
-                                        {KERNEL_QK_NORM_FULL, 0}, {KERNEL_QK_NORM_NONE, 0.7f},
+    static const append_case cases[] = {{KERNEL_QK_NORM_NONE, 0},
+                                        {KERNEL_QK_NORM_HEAD, 0},
+                                        {KERNEL_QK_NORM_FULL, 0},
+                                        {KERNEL_QK_NORM_NONE, 0.7f},
                                         {KERNEL_QK_NORM_FULL, 0.3f}};
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
         check_append(f, &cases[i]);
@@ -380,8 +398,11 @@ static void refused_sequences(fixture *f) {
     make_story(&s, PAGES);
     device d = open_device(&s, PAGES);
     const int32_t bad[] = {0, PAGES};
-    const kernel_sequence refused[] = {{0, 5, 20, bad}, {0, 5, 4, s.pages}, {-1, 1, 4, s.pages},
-                                       {FIXTURE_MAX_ROWS, 1, 4, s.pages}, {0, -1, 4, s.pages}};
+    const kernel_sequence refused[] = {{0, 5, 20, bad},
+                                       {0, 5, 4, s.pages},
+                                       {-1, 1, 4, s.pages},
+                                       {FIXTURE_MAX_ROWS, 1, 4, s.pages},
+                                       {0, -1, 4, s.pages}};
     for (size_t i = 0; i < sizeof refused / sizeof *refused; i++) {
         kernel_attention_args args = attention_args(&s, &d, &refused[i], 1);
         assert_int_equal(kernel_attention(f->queue, &args), E_INVALID);
@@ -414,9 +435,11 @@ EACH(refused_sequences)
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_rope_angles),   cmocka_unit_test(test_append_norms),
+        cmocka_unit_test(test_rope_angles),
+        cmocka_unit_test(test_append_norms),
         cmocka_unit_test(test_whole_chunks_and_decode),
-        cmocka_unit_test(test_mixed_batch),   cmocka_unit_test(test_reused_pages),
+        cmocka_unit_test(test_mixed_batch),
+        cmocka_unit_test(test_reused_pages),
         cmocka_unit_test(test_refused_sequences),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -141,8 +141,7 @@ static void check_product(const product *p) {
         double got = (double)fixture_get(p->out_ref, output_type(p), i);
         if (!written[i] && !adds)
             continue;
-        fixture_near("product", got, want[i],
-                     slack[i] + fixture_rounding(output_type(p), want[i]));
+        fixture_near("product", got, want[i], slack[i] + fixture_rounding(output_type(p), want[i]));
     }
     for (size_t i = 0; i < cells; i++)
         if (!written[i]) {
@@ -177,9 +176,9 @@ static void run_product(product *p) {
 }
 
 static void dense_shapes(fixture *f) {
-    static const size_t sizes[][3] = {{1, 1, 1},    {2, 16, 2},   {3, 17, 3},   {4, 64, 5},
-                                      {5, 65, 32},  {6, 100, 33}, {7, 130, 64}, {8, 48, 129},
-                                      {9, 200, 96}, {13, 34, 31}, {33, 66, 70}, {64, 32, 16},
+    static const size_t sizes[][3] = {{1, 1, 1},     {2, 16, 2},   {3, 17, 3},   {4, 64, 5},
+                                      {5, 65, 32},   {6, 100, 33}, {7, 130, 64}, {8, 48, 129},
+                                      {9, 200, 96},  {13, 34, 31}, {33, 66, 70}, {64, 32, 16},
                                       {11, 333, 257}}; // the last is worth several threads
     for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++)
         for (size_t e = 0; e < N_EPILOGUES; e++) {
@@ -197,9 +196,9 @@ static void dense_shapes(fixture *f) {
 }
 
 static void grouped_shapes(fixture *f) {
-    static const int32_t histograms[][6] = {
-        {0, 3, 0, 1, 7, 0}, {1, 1, 1, 1, 1, 1}, {40, 0, 0, 2, 0, 1}, {0, 0, 0, 0, 0, 5},
-        {5, 6, 7, 8, 9, 10}, {0, 13, 2, 0, 17, 4}};
+    static const int32_t histograms[][6] = {{0, 3, 0, 1, 7, 0},  {1, 1, 1, 1, 1, 1},
+                                            {40, 0, 0, 2, 0, 1}, {0, 0, 0, 0, 0, 5},
+                                            {5, 6, 7, 8, 9, 10}, {0, 13, 2, 0, 17, 4}};
     for (size_t i = 0; i < sizeof histograms / sizeof *histograms; i++)
         for (size_t e = 0; e < N_EPILOGUES; e++) {
             product p = {.f = f,
@@ -231,9 +230,8 @@ static void batch_invariance(fixture *f) {
             size_t bytes = p.out_columns * dtype_bytes(output_type(&p));
             int32_t one = 1;
             for (int32_t r = 0; r < rows; r++) {
-                kernel_ref alone = fixture_upload(f, output_type(&p),
-                                                  p.before + (size_t)r * p.out_columns,
-                                                  p.out_columns);
+                kernel_ref alone = fixture_upload(
+                    f, output_type(&p), p.before + (size_t)r * p.out_columns, p.out_columns);
                 args.group_rows = &one;
                 args.a_index = &r;
                 args.out = alone;
@@ -265,10 +263,9 @@ static void sources_and_embed(fixture *f) {
         for (size_t i = 0; i < N * K; i++) {
             // 9 bits: exact in f16, a tie or more in bf16.
             values[i] = (float)(fixture_below(1023) - 511) / 256;
-            rounded[i] =
-                f->compute == DTYPE_BF16 ? bf16_to_f32(f32_to_bf16(values[i])) : values[i];
-            uint16_t half = type == DTYPE_F16 ? f32_to_f16_exact(values[i])
-                                              : f32_to_bf16(values[i]);
+            rounded[i] = f->compute == DTYPE_BF16 ? bf16_to_f32(f32_to_bf16(values[i])) : values[i];
+            uint16_t half =
+                type == DTYPE_F16 ? f32_to_f16_exact(values[i]) : f32_to_bf16(values[i]);
             if (type == DTYPE_BF16)
                 rounded[i] = bf16_to_f32(half);
             memcpy(bytes + 1 + i * size, type == DTYPE_F32 ? (void *)&values[i] : (void *)&half,
@@ -302,8 +299,12 @@ static void sources_and_embed(fixture *f) {
 
 // Numbers that overflow or are none stay in their row and crash nothing.
 static void strange_numbers(fixture *f) {
-    product p = {.f = f, .epilogue = KERNEL_EPILOGUE_SWIGLU, .n_groups = 1, .group_rows = {5},
-                 .n = 64, .k = 33};
+    product p = {.f = f,
+                 .epilogue = KERNEL_EPILOGUE_SWIGLU,
+                 .n_groups = 1,
+                 .group_rows = {5},
+                 .n = 64,
+                 .k = 33};
     make_product(&p);
     static const float strange[] = {NAN, INFINITY, -INFINITY, 3e38f};
     for (size_t i = 0; i < 4; i++)
@@ -322,8 +323,12 @@ static void strange_numbers(fixture *f) {
 }
 
 static void refused_arguments(fixture *f) {
-    product p = {.f = f, .epilogue = KERNEL_EPILOGUE_F32, .n_groups = 2, .group_rows = {2, 3},
-                 .n = 20, .k = 10};
+    product p = {.f = f,
+                 .epilogue = KERNEL_EPILOGUE_F32,
+                 .n_groups = 2,
+                 .group_rows = {2, 3},
+                 .n = 20,
+                 .k = 10};
     make_product(&p);
     kernel_gemm_args good = args_of(&p, NULL), args = good;
     args.out.offset = 8;
@@ -381,8 +386,13 @@ static void test_devices(void **state) {
     static const struct {
         const char *device;
         int code;
-    } cases[] = {{"cpu", 0}, {"cpu:ref", 0}, {"cpu:sse9", E_INVALID}, {"gpu", E_INVALID},
-                 {"", E_INVALID}, {"cuda:0", E_UNSUPPORTED}, {"emulated", E_UNSUPPORTED}};
+    } cases[] = {{"cpu", 0},
+                 {"cpu:ref", 0},
+                 {"cpu:sse9", E_INVALID},
+                 {"gpu", E_INVALID},
+                 {"", E_INVALID},
+                 {"cuda:0", E_UNSUPPORTED},
+                 {"emulated", E_UNSUPPORTED}};
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         kernel_backend_args args = {cases[i].device, 1, DTYPE_BF16, 8, 8};
         kernel_backend *backend = NULL;

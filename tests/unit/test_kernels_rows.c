@@ -1,5 +1,5 @@
-// test_kernels_rows.c: conformance of the operations that walk rows (norm, route, dispatch, combine,
-// convert, sort, zero), of memory and marks, and the promise that no operation allocates.
+// test_kernels_rows.c: conformance of the operations that walk rows (norm, route, dispatch,
+// combine, convert, sort, zero), of memory and marks, and the promise that no operation allocates.
 #include "tests/unit/kernels_fixture.h"
 
 #include "engine/frame.h"
@@ -203,8 +203,8 @@ static void check_frames(fixture *f, const traffic *t, const kernel_dispatch_arg
     for (size_t rank = 0; rank < t->n_ranks; rank++) {
         size_t n = (size_t)args->frame_rows[rank], at = 0;
         frame_layout layout;
-        assert_int_equal(frame_layout_make(FRAME_DISPATCH, n, t->top_k, t->hidden, t->wire,
-                                           &layout), 0);
+        assert_int_equal(
+            frame_layout_make(FRAME_DISPATCH, n, t->top_k, t->hidden, t->wire, &layout), 0);
         const uint8_t *payload = fixture_host(args->payload[rank]);
         kernel_ref rows = args->payload[rank];
         rows.offset += layout.rows_at;
@@ -243,8 +243,11 @@ static void check_frames(fixture *f, const traffic *t, const kernel_dispatch_arg
 static void check_traffic(fixture *f, const traffic *t) {
     size_t cells = t->rows * t->hidden;
     float *h = fixture_values(f->compute, cells, 1), *x = fixture_values(DTYPE_F32, cells, 1);
-    kernel_dispatch_args args = {.rows = t->rows, .hidden = t->hidden, .top_k = t->top_k,
-                                 .n_ranks = t->n_ranks, .wire = t->wire};
+    kernel_dispatch_args args = {.rows = t->rows,
+                                 .hidden = t->hidden,
+                                 .top_k = t->top_k,
+                                 .n_ranks = t->n_ranks,
+                                 .wire = t->wire};
     uint8_t *expert_rank = fixture_alloc(t->n_experts, 1);
     for (size_t e = 0; e < t->n_experts; e++)
         expert_rank[e] = (uint8_t)(e * t->n_ranks / t->n_experts);
@@ -253,13 +256,12 @@ static void check_traffic(fixture *f, const traffic *t) {
     args.experts = fixture_memory(f, t->rows * t->top_k * sizeof(uint16_t));
     args.weights = fixture_memory(f, t->rows * t->top_k * sizeof(float));
     for (size_t i = 0; i < t->rows * t->top_k; i++) {
-        ((uint16_t *)fixture_host(args.experts))[i] =
-            (uint16_t)fixture_below((int)t->n_experts);
+        ((uint16_t *)fixture_host(args.experts))[i] = (uint16_t)fixture_below((int)t->n_experts);
         ((float *)fixture_host(args.weights))[i] = fixture_uniform();
     }
     frame_layout layout;
-    assert_int_equal(frame_layout_make(FRAME_DISPATCH, t->rows, t->top_k, t->hidden, t->wire,
-                                       &layout), 0);
+    assert_int_equal(
+        frame_layout_make(FRAME_DISPATCH, t->rows, t->top_k, t->hidden, t->wire, &layout), 0);
     for (size_t rank = 0; rank < t->n_ranks; rank++) {
         args.payload[rank] = fixture_memory(f, 64 + layout.bytes);
         args.payload[rank].offset = 64;
@@ -271,12 +273,17 @@ static void check_traffic(fixture *f, const traffic *t) {
 
     // Every rank returns its rows as they came.
     kernel_ref x_ref = fixture_upload(f, DTYPE_F32, x, cells);
-    kernel_combine_args combine = {.hidden = t->hidden, .n_ranks = t->n_ranks, .wire = t->wire,
-                                   .frame_rows = args.frame_rows, .row_index = args.row_index,
-                                   .row_stride = t->rows, .x = x_ref};
+    kernel_combine_args combine = {.hidden = t->hidden,
+                                   .n_ranks = t->n_ranks,
+                                   .wire = t->wire,
+                                   .frame_rows = args.frame_rows,
+                                   .row_index = args.row_index,
+                                   .row_stride = t->rows,
+                                   .x = x_ref};
     for (size_t rank = 0; rank < t->n_ranks; rank++) {
         assert_int_equal(frame_layout_make(FRAME_DISPATCH, (size_t)args.frame_rows[rank], t->top_k,
-                                           t->hidden, t->wire, &layout), 0);
+                                           t->hidden, t->wire, &layout),
+                         0);
         combine.payload[rank] = (uint8_t *)fixture_host(args.payload[rank]) + layout.rows_at;
         for (int32_t i = 0; i < args.frame_rows[rank]; i++)
             for (size_t j = 0; j < t->hidden; j++) {
@@ -307,9 +314,10 @@ static void check_traffic(fixture *f, const traffic *t) {
 }
 
 static void dispatch_and_combine(fixture *f) {
-    static const traffic cases[] = {{1, 8, 1, 1, 1, DTYPE_F32},      {5, 33, 2, 8, 2, DTYPE_BF16},
-                                    {17, 70, 4, 60, 3, DTYPE_F32},   {64, 512, 8, 64, 2, DTYPE_BF16},
-                                    {30, 20, 1, 64, 64, DTYPE_BF16}, {70, 400, 2, 4, 3, DTYPE_F32}};
+    static const traffic cases[] = {
+        {1, 8, 1, 1, 1, DTYPE_F32},      {5, 33, 2, 8, 2, DTYPE_BF16},
+        {17, 70, 4, 60, 3, DTYPE_F32},   {64, 512, 8, 64, 2, DTYPE_BF16},
+        {30, 20, 1, 64, 64, DTYPE_BF16}, {70, 400, 2, 4, 3, DTYPE_F32}};
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
         check_traffic(f, &cases[i]);
 }
@@ -323,14 +331,14 @@ static void converts(fixture *f) {
                 uint8_t *in = fixture_alloc(n, 4), *out = fixture_alloc(n, 4);
                 for (size_t j = 0; j < n; j++) {
                     float value = fixture_uniform() * 100;
-                    uint16_t half = from == DTYPE_F16 ? (uint16_t)fixture_below(0x7c00)
-                                                      : f32_to_bf16(value);
+                    uint16_t half =
+                        from == DTYPE_F16 ? (uint16_t)fixture_below(0x7c00) : f32_to_bf16(value);
                     memcpy(in + j * dtype_bytes((dtype)from),
                            from == DTYPE_F32 ? (void *)&value : (void *)&half,
                            dtype_bytes((dtype)from));
                 }
-                kernel_convert_args args = {sizes[i][0], sizes[i][1], in, {0}, (dtype)from,
-                                            out, {0}, (dtype)to};
+                kernel_convert_args args = {sizes[i][0], sizes[i][1], in,  {0},
+                                            (dtype)from, out,         {0}, (dtype)to};
                 int rc = kernel_convert(f->queue, &args);
                 assert_int_equal(rc, to == DTYPE_F16 ? E_UNSUPPORTED : 0);
                 for (size_t j = 0; !rc && j < n; j++) {
@@ -369,8 +377,8 @@ static void sorts(fixture *f) {
         experts[i] = fixture_below(2) ? FRAME_NO_EXPERT : (uint16_t)(fixture_below(GROUPS - 1) * 3);
         weights[i] = fixture_uniform();
     }
-    kernel_sort_args args = {ROWS, K, EXPERTS, GROUPS, experts, weights, local,
-                             group_rows, slot_row, slot_weight, &n_slots};
+    kernel_sort_args args = {ROWS,  K,          EXPERTS,  GROUPS,      experts, weights,
+                             local, group_rows, slot_row, slot_weight, &n_slots};
     assert_int_equal(kernel_sort(f->queue, &args), 0);
     for (int g = 0; g < GROUPS; g++) {
         size_t first = slot;
@@ -409,9 +417,11 @@ static void no_allocation(fixture *f) {
     for (int g = 0; g < GROUPS; g++)
         experts_w[g] = fixture_matrix(f, 2 * HIDDEN, HIDDEN, true, values);
     kernel_ref x = fixture_upload(f, DTYPE_F32, values, ROWS * HIDDEN);
-    kernel_ref h = fixture_memory(f, ROWS * HIDDEN * 4), qkv = fixture_memory(f, 3 * ROWS * HIDDEN * 4);
+    kernel_ref h = fixture_memory(f, ROWS * HIDDEN * 4),
+               qkv = fixture_memory(f, 3 * ROWS * HIDDEN * 4);
     kernel_ref rope = fixture_memory(f, ROWS * DIM * 4), y = fixture_memory(f, ROWS * HIDDEN * 4);
-    kernel_ref chosen = fixture_memory(f, ROWS * TOP_K * 4), weights = fixture_memory(f, ROWS * TOP_K * 4);
+    kernel_ref chosen = fixture_memory(f, ROWS * TOP_K * 4),
+               weights = fixture_memory(f, ROWS * TOP_K * 4);
     kernel_kv_args kv_args = {1, 3, HEADS, DIM};
     kernel_kv *kv = NULL;
     error err;
@@ -428,19 +438,38 @@ static void no_allocation(fixture *f) {
     const kernel_matrix *qkv_list[] = {qkv_w};
     kernel_embed_args embed = {ROWS, ids, qkv_w, x};
     kernel_norm_args norm = {ROWS, HIDDEN, NULL, x, x, 1e-5f, h};
-    kernel_gemm_args gemm = {.n_groups = 1, .group_rows = &dense, .matrices = qkv_list, .a = h,
-                             .epilogue = KERNEL_EPILOGUE_F32, .out = qkv};
+    kernel_gemm_args gemm = {.n_groups = 1,
+                             .group_rows = &dense,
+                             .matrices = qkv_list,
+                             .a = h,
+                             .epilogue = KERNEL_EPILOGUE_F32,
+                             .out = qkv};
     kernel_rope_args angles = {ROWS, DIM, ids, frequencies, rope};
-    kernel_append_args append = {.rows = ROWS, .n_heads = HEADS, .n_kv_heads = HEADS,
-                                 .head_dim = DIM, .qkv = qkv, .rope = rope, .kv = kv,
-                                 .kv_slot = slots, .q = h};
-    kernel_attention_args attention = {.n_sequences = 1, .sequences = &sequence, .n_heads = HEADS,
-                                       .n_kv_heads = HEADS, .head_dim = DIM, .scale = 0.25f,
-                                       .kv = kv, .q = h, .out = y};
+    kernel_append_args append = {.rows = ROWS,
+                                 .n_heads = HEADS,
+                                 .n_kv_heads = HEADS,
+                                 .head_dim = DIM,
+                                 .qkv = qkv,
+                                 .rope = rope,
+                                 .kv = kv,
+                                 .kv_slot = slots,
+                                 .q = h};
+    kernel_attention_args attention = {.n_sequences = 1,
+                                       .sequences = &sequence,
+                                       .n_heads = HEADS,
+                                       .n_kv_heads = HEADS,
+                                       .head_dim = DIM,
+                                       .scale = 0.25f,
+                                       .kv = kv,
+                                       .q = h,
+                                       .out = y};
     kernel_route_args route = {ROWS, HIDDEN, TOP_K, true, x, chosen, weights};
-    kernel_gemm_args grouped = {.n_groups = GROUPS, .group_rows = per_group,
-                                .matrices = (const kernel_matrix *const *)experts_w, .a = y,
-                                .epilogue = KERNEL_EPILOGUE_SWIGLU, .out = h};
+    kernel_gemm_args grouped = {.n_groups = GROUPS,
+                                .group_rows = per_group,
+                                .matrices = (const kernel_matrix *const *)experts_w,
+                                .a = y,
+                                .epilogue = KERNEL_EPILOGUE_SWIGLU,
+                                .out = h};
     kernel_convert_args convert = {ROWS, HIDDEN, NULL, x, DTYPE_F32, NULL, y, f->compute};
     size_t before = 0;
     for (int round = 0; round < 3; round++) {

@@ -100,9 +100,11 @@ static void test_optimal(void **state) {
 
 static void test_cover(void **state) {
     (void)state;
-    static const int32_t histograms[][8] = {
-        {0, 0, 0, 0, 0, 0, 0, 0}, {1, 0, 0, 5, 0, 0, 0, 2}, {2048, 0, 1, 1, 1, 1, 1, 1},
-        {64, 64, 64, 64, 64, 64, 64, 64}, {7, 8, 9, 15, 16, 17, 127, 129}};
+    static const int32_t histograms[][8] = {{0, 0, 0, 0, 0, 0, 0, 0},
+                                            {1, 0, 0, 5, 0, 0, 0, 2},
+                                            {2048, 0, 1, 1, 1, 1, 1, 1},
+                                            {64, 64, 64, 64, 64, 64, 64, 64},
+                                            {7, 8, 9, 15, 16, 17, 127, 129}};
     for (size_t i = 0; i < sizeof histograms / sizeof *histograms; i++)
         for (int table = 0; table < 2; table++) {
             tile_plan plan;
