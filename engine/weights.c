@@ -59,7 +59,7 @@ static size_t entry_bytes(const safetensors_entry *entry) {
 
 static int map_file(const char *path, void **map, size_t *n_bytes, error *err) {
     int rc = E_OK;
-    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK); // a FIFO must not hold us up
     if (fd < 0)
         return error_set(err, errno == ENOENT ? E_NOT_FOUND : E_IO, "%s: %s", path,
                          strerror(errno));

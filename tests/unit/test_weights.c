@@ -8,6 +8,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <cmocka.h>
@@ -130,6 +131,11 @@ static void test_bad_files(void **state) {
     (void)state;
     tempdir dir = tempdir_make();
     expect_refused(&dir, E_NOT_FOUND, "neither model.safetensors nor model.safetensors.index.json");
+    char path[512];
+    snprintf(path, sizeof path, "%s/" FILE_NAME, dir.path);
+    assert_int_equal(mkfifo(path, 0600), 0);
+    expect_refused(&dir, E_IO, "not a regular file");
+    assert_int_equal(unlink(path), 0);
     tempdir_write(&dir, FILE_NAME, "", 0);
     expect_refused(&dir, E_INVALID, "the file is empty");
     tempdir_write(&dir, FILE_NAME, "1234567", 7);
