@@ -49,34 +49,29 @@ static const char *find_bad_byte(const char *text, size_t n, size_t *offset) {
     return NULL;
 }
 
-static uint64_t hash_key(const char *key) {
-    uint64_t hash = 0xcbf29ce484222325u; // FNV-1a
-    for (; *key; key++)
-        hash = (hash ^ (uint8_t)*key) * 0x100000001b3u;
-    return hash ^ hash >> 29;
+static int by_key(const void *a, const void *b) {
+    return strcmp(*(const char *const *)a, *(const char *const *)b);
 }
 
-// Puts the keys of one object into an open-addressed table; a key met twice is the result.
+// Sorts the keys of one object and compares neighbours: a client cannot make this slow, as it could
+// a hash table with keys that collide.
 static int find_duplicate_in(const cJSON *object, const char **duplicate) {
-    size_t n = 0, size = 4;
+    size_t n = 0;
     for (const cJSON *child = object->child; child; child = child->next)
         n++;
     if (n < 2)
         return E_OK;
-    while (size < 2 * n)
-        size *= 2;
-    const char **table = calloc(size, sizeof *table);
-    if (!table)
+    const char **keys = malloc(n * sizeof *keys);
+    if (!keys)
         return E_NO_MEMORY;
-    for (const cJSON *child = object->child; child && !*duplicate; child = child->next) {
-        size_t slot = hash_key(child->string) & (size - 1);
-        while (table[slot] && strcmp(table[slot], child->string) != 0)
-            slot = (slot + 1) & (size - 1);
-        if (table[slot])
-            *duplicate = child->string;
-        table[slot] = child->string;
-    }
-    free(table);
+    n = 0;
+    for (const cJSON *child = object->child; child; child = child->next)
+        keys[n++] = child->string;
+    qsort(keys, n, sizeof *keys, by_key);
+    for (size_t i = 1; i < n && !*duplicate; i++)
+        if (strcmp(keys[i - 1], keys[i]) == 0)
+            *duplicate = keys[i];
+    free(keys);
     return E_OK;
 }
 

@@ -9,7 +9,7 @@
 #include <string.h>
 #include <strings.h>
 
-enum { DEFAULT_KEEP_ALIVE_MS = 10000, TIMER_TICKS_PER_KEEP_ALIVE = 4 };
+enum { DEFAULT_KEEP_ALIVE_MS = 10000, TIMER_TICKS_PER_KEEP_ALIVE = 4, LAST_WORDS_MS = 300 };
 
 // ---- Errors and answers ----
 int api_error_set(api_error *e, int status, const char *code, const char *param, const char *format,
@@ -325,7 +325,9 @@ int api_open(const api_args *args, api **out, error *err) {
         return rc;
     }
     uv_timer_init(a->loop, &a->timer);
-    a->timer.data = a;
+    uv_timer_init(a->loop, &a->close_timer);
+    a->timer.data = a->close_timer.data = a;
+    a->n_timers = 2;
     *out = a;
     return E_OK;
 }
@@ -346,6 +348,8 @@ static void on_timer_closed(uv_handle_t *handle) {
     api *a = handle->data;
     void (*on_closed)(void *) = a->on_closed;
     void *user = a->closed_user;
+    if (--a->n_timers)
+        return;
     free_api(a);
     if (on_closed)
         on_closed(user);
@@ -355,6 +359,13 @@ static void on_timer_closed(uv_handle_t *handle) {
 static void on_http_closed(void *user) {
     api *a = user;
     uv_close((uv_handle_t *)&a->timer, on_timer_closed);
+    uv_close((uv_handle_t *)&a->close_timer, on_timer_closed);
+}
+
+static void on_grace_over(uv_timer_t *timer) {
+    api *a = timer->data;
+    while (a->jobs)
+        api_job_stop(a->jobs);
 }
 
 void api_close(api *a, uint32_t grace_ms, void (*on_closed)(void *user), void *user) {
@@ -363,5 +374,6 @@ void api_close(api *a, uint32_t grace_ms, void (*on_closed)(void *user), void *u
     a->draining = true;
     a->on_closed = on_closed;
     a->closed_user = user;
-    http_server_close(a->http, grace_ms, on_http_closed, a);
+    uv_timer_start(&a->close_timer, on_grace_over, grace_ms, 0);
+    http_server_close(a->http, grace_ms + LAST_WORDS_MS, on_http_closed, a);
 }

@@ -42,8 +42,9 @@ int api_port(const api *a);
 // From now on /ready says 503 and new generations are refused with 503; running ones go on.
 void api_drain(api *a);
 size_t api_in_flight(const api *a); // HTTP requests that generate
-// Stops listening, lets answers go out for at most grace_ms, cancels what still runs; on_closed
-// (may be NULL) comes from the loop, then the API is gone. Accepts NULL.
+// Stops listening and lets generations go on for at most grace_ms; what still runs then is
+// cancelled and its client told. on_closed (may be NULL) comes from the loop, then the API is gone.
+// Accepts NULL.
 void api_close(api *a, uint32_t grace_ms, void (*on_closed)(void *user), void *user);
 
 #endif

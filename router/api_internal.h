@@ -115,6 +115,7 @@ struct api_job {
 
 void api_job_start(api *a, http_request *request, api_params *params, api_prompts *prompts);
 void api_job_keep_alive(api_job *job, uint64_t now_ms); // a comment line after a long silence
+void api_job_stop(api_job *job); // ends it with an error: the server shuts down
 
 // ---- Words (api_output.c) ----
 void api_output_token(api_choice *choice, const token_event *event); // logprobs of one token
@@ -136,7 +137,9 @@ struct api {
     size_t max_token_bytes; // of the longest token
     token_ids chat_stops;   // ids that end a chat turn
     uint32_t keep_alive_ms;
-    uv_timer_t timer; // runs while there are jobs
+    uv_timer_t timer;       // runs while there are jobs
+    uv_timer_t close_timer; // the end of the grace of api_close
+    int n_timers;           // not yet closed
     api_job *jobs;
     size_t n_jobs;
     bool draining;

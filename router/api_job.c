@@ -96,6 +96,12 @@ static void fail_no_memory(api_job *job) {
     fail_job(job, &e);
 }
 
+void api_job_stop(api_job *job) {
+    api_error e;
+    api_error_set(&e, 503, "draining", NULL, "this server is shutting down");
+    fail_job(job, &e);
+}
+
 static void finish_job(api_job *job) {
     api *a = job->api;
     json_writer_clear(&a->scratch);

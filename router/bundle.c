@@ -220,7 +220,9 @@ const model_config *bundle_model(const bundle *b) {
 }
 
 size_t bundle_max_model_len(const bundle *b) {
-    return b->args.plan->max_tokens;
+    size_t most = b->args.plan->max_tokens;
+    uint64_t kv = b->state == BUNDLE_READY ? fleet_kv_tokens(b->fleet) : most;
+    return kv < most ? (size_t)kv : most;
 }
 
 bundle_stats bundle_stats_get(const bundle *b) {

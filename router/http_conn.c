@@ -431,7 +431,9 @@ void http_conn_accept(http_server *server) {
 }
 
 void http_conn_drain(http_conn *conn) {
-    if (conn->state == CONN_HEAD || conn->state == CONN_BODY) {
+    if (conn->state == CONN_HEAD && conn->n_writes == 0 && unread(conn) == 0) {
+        http_conn_close(conn); // idle: nothing can be lost
+    } else if (conn->state == CONN_HEAD || conn->state == CONN_BODY) {
         http_request_free(conn->request);
         conn->request = NULL;
         linger(conn);

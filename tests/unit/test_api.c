@@ -537,14 +537,26 @@ static void test_drain(void **state) {
     events_free(&e);
 }
 
+// Past the grace a stream still has an end: an error and [DONE].
 static void test_close_cancels(void **state) {
     (void)state;
+    script_text("one two three");
     stop_stepping();
-    client *c = begin("POST", CHAT, "", "{" HELLO ",\"stream\":true}");
+    client *stream = begin("POST", CHAT, "", "{" HELLO ",\"stream\":true}");
     wait_requests(1);
+    client *whole = begin("POST", CHAT, "", "{" HELLO "}");
+    wait_requests(2);
+    fake_step(fx->bundle);
     api_close(fx->api, 10, fixture_on_closed, fx);
     wait_dead();
-    client_close(c);
+    reply r = finish(whole);
+    check_error(&r, 503, NULL, "draining");
+    reply_free(&r);
+    r = finish(stream);
+    events e = read_events(&r);
+    assert_true(e.done);
+    assert_string_equal(text_at(json_root(e.docs[e.n - 1]), "error.code"), "draining");
+    events_free(&e);
 }
 
 int main(void) {
