@@ -19,7 +19,7 @@ struct detok {
 
 // Moves what is settled from the held bytes to out; at the end everything is.
 static int drain_bytes(detok *d, text_buf *out, bool at_end) {
-    size_t at = 0;
+    size_t from = 0, at = 0; // between them stands text that is valid and not yet moved
     int rc = E_OK;
     while (at < d->held.n && rc == E_OK) {
         size_t length;
@@ -27,12 +27,16 @@ static int drain_bytes(detok *d, text_buf *out, bool at_end) {
         utf8_status status = utf8_next(d->held.data + at, d->held.n - at, &length, &c);
         if (status == UTF8_INCOMPLETE && !at_end)
             break;
-        if (status == UTF8_VALID)
-            rc = text_buf_add(out, d->held.data + at, length);
-        else
-            rc = text_buf_add(out, UTF8_REPLACEMENT, UTF8_REPLACEMENT_BYTES);
+        if (status != UTF8_VALID) {
+            rc = text_buf_add(out, d->held.data + from, at - from);
+            if (rc == E_OK)
+                rc = text_buf_add(out, UTF8_REPLACEMENT, UTF8_REPLACEMENT_BYTES);
+            from = at + length;
+        }
         at += length;
     }
+    if (rc == E_OK)
+        rc = text_buf_add(out, d->held.data + from, at - from);
     d->held.n -= at;
     if (d->held.n > 0 && at > 0)
         memmove(d->held.data, d->held.data + at, d->held.n);

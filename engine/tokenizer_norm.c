@@ -84,96 +84,170 @@ void norm_free(tokenizer *t) {
     }
 }
 
-// Below U+0300 nothing composes with what stands before it, and NFC leaves each character alone;
-// below U+0080 the other forms do so too.
-static bool is_stable(const char *text, size_t n, int form) {
-    bool nfc = (form & UTF8PROC_COMPOSE) && !(form & UTF8PROC_COMPAT);
-    uint8_t limit = nfc ? 0xCC : 0x80;
-    for (size_t i = 0; i < n; i++)
-        if ((uint8_t)text[i] >= limit)
-            return false;
-    return true;
+// The library's Unicode tables end with version 9. What later versions decompose, compose or give a
+// combining class is therefore left alone; these ranges hold all of it (and harmless others).
+static bool is_newer(uint32_t c) {
+    static const struct {
+        uint32_t first, last;
+    } ranges[] = {
+        {0x7FD, 0x7FD},     {0x898, 0x8D3},     {0x9FE, 0x9FE},     {0xC3C, 0xC3C},
+        {0xD3B, 0xD3C},     {0xEBA, 0xEBA},     {0x1715, 0x1715},   {0x1ABF, 0x1ACE},
+        {0x1DF6, 0x1DFA},   {0x32FF, 0x32FF},   {0xA7F2, 0xA7F4},   {0xA82C, 0xA82C},
+        {0xAB69, 0xAB69},   {0x10781, 0x107BA}, {0x10D24, 0x10F85}, {0x11070, 0x11070},
+        {0x1133B, 0x1133B}, {0x1145E, 0x1145E}, {0x11839, 0x11A99}, {0x11D42, 0x11F42},
+        {0x16FF0, 0x16FF1}, {0x1E030, 0x1E4EF}, {0x1F16C, 0x1F16C}, {0x1FBF0, 0x1FBF9},
+    };
+    size_t low = 0, high = sizeof ranges / sizeof *ranges;
+    while (low < high) {
+        size_t middle = (low + high) / 2;
+        if (c > ranges[middle].last)
+            low = middle + 1;
+        else
+            high = middle;
+    }
+    return low < sizeof ranges / sizeof *ranges && c >= ranges[low].first;
+}
+
+// Stands for newer characters while a text is normalized: a starter that nothing composes with.
+// Every stand-in and every real U+E000 keeps its place among the others.
+#define STAND_IN 0xE000
+
+typedef struct code_points {
+    utf8proc_int32_t *points; // (capacity) owned; NULL while empty
+    size_t n, capacity;
+} code_points;
+
+// Room for n_more; the bytes behind may be written.
+static int reserve_points(code_points *list, size_t n_more) {
+    if (n_more <= list->capacity - list->n)
+        return E_OK;
+    size_t capacity = list->capacity ? list->capacity : 256;
+    while (capacity < list->n + n_more)
+        capacity *= 2;
+    utf8proc_int32_t *points = realloc(list->points, capacity * sizeof *points);
+    if (!points)
+        return E_NO_MEMORY;
+    list->points = points;
+    list->capacity = capacity;
+    return E_OK;
+}
+
+typedef struct form_run {
+    int form;
+    code_points text;
+    code_points replaced; // what the stand-ins stand for, in order
+    code_points sorted;   // scratch of order_marks
+    text_buf *out;
+} form_run;
+
+static int combining_class(utf8proc_int32_t c) {
+    return utf8proc_get_property(c)->combining_class & 0xFF;
 }
 
 // Stable sort of a run of combining marks by class. utf8proc's own ordering exchanges neighbours,
 // which takes quadratic time on a long hostile run.
-static void order_marks(utf8proc_int32_t *marks, utf8proc_int32_t *copy, size_t n) {
+static int order_marks(form_run *run, utf8proc_int32_t *marks, size_t n) {
     size_t starts[257] = {0};
+    int rc = reserve_points(&run->sorted, n);
+    if (rc != E_OK)
+        return rc;
+    utf8proc_int32_t *copy = run->sorted.points;
     memcpy(copy, marks, n * sizeof *copy);
     for (size_t i = 0; i < n; i++)
-        starts[utf8proc_get_property(copy[i])->combining_class % 256 + 1]++;
+        starts[combining_class(copy[i]) + 1]++;
     for (int c = 0; c < 256; c++)
         starts[c + 1] += starts[c];
     for (size_t i = 0; i < n; i++)
-        marks[starts[utf8proc_get_property(copy[i])->combining_class % 256]++] = copy[i];
-}
-
-static void order_canonically(utf8proc_int32_t *points, utf8proc_int32_t *copy, size_t n) {
-    for (size_t i = 0; i < n; i++) {
-        size_t end = i;
-        while (end < n && utf8proc_get_property(points[end])->combining_class != 0)
-            end++;
-        if (end - i > 1)
-            order_marks(points + i, copy, end - i);
-        if (end > i)
-            i = end - 1;
-    }
-}
-
-// Decomposes to code points; *out (for free) has room for twice as many as it holds.
-static int decompose(const char *text, size_t n, int form, utf8proc_int32_t **out, size_t *n_out) {
-    size_t capacity = n + 64, used = 0;
-    utf8proc_int32_t *points = malloc(2 * capacity * sizeof *points);
-    int last_class = UTF8PROC_BOUNDCLASS_START;
-    for (size_t i = 0, length; points && i < n; i += length) {
-        uint32_t c;
-        if (utf8_next(text + i, n - i, &length, &c) != UTF8_VALID)
-            break;                  // cannot be: the text was repaired
-        if (capacity - used < 32) { // the longest decomposition has 18 code points
-            capacity *= 2;
-            utf8proc_int32_t *bigger = realloc(points, 2 * capacity * sizeof *points);
-            if (!bigger)
-                free(points);
-            points = bigger;
-            if (!points)
-                break;
-        }
-        utf8proc_ssize_t rc =
-            utf8proc_decompose_char((utf8proc_int32_t)c, points + used, 32,
-                                    (utf8proc_option_t)(form | UTF8PROC_DECOMPOSE), &last_class);
-        if (rc < 0 || rc > 32) {
-            free(points);
-            return E_INVALID;
-        }
-        used += (size_t)rc;
-    }
-    if (!points)
-        return E_NO_MEMORY;
-    *out = points;
-    *n_out = used;
+        marks[starts[combining_class(copy[i])]++] = copy[i];
     return E_OK;
 }
 
-static int add_normal_form(text_buf *out, const char *text, size_t n, int form) {
-    if (is_stable(text, n, form))
-        return text_buf_add(out, text, n);
-    utf8proc_int32_t *points = NULL;
-    size_t n_points = 0;
-    int rc = decompose(text, n, form, &points, &n_points);
-    if (rc != E_OK)
-        return rc;
-    order_canonically(points, points + n_points, n_points);
-    if (form & UTF8PROC_COMPOSE) {
-        utf8proc_ssize_t left =
-            utf8proc_normalize_utf32(points, (utf8proc_ssize_t)n_points, (utf8proc_option_t)form);
+static int order_canonically(form_run *run) {
+    utf8proc_int32_t *points = run->text.points;
+    int rc = E_OK;
+    for (size_t i = 0; i < run->text.n && rc == E_OK; i++) {
+        size_t end = i;
+        while (end < run->text.n && combining_class(points[end]) != 0)
+            end++;
+        if (end - i > 1)
+            rc = order_marks(run, points + i, end - i);
+        i = end > i ? end - 1 : i;
+    }
+    return rc;
+}
+
+static int decompose(form_run *run, const char *text, size_t n) {
+    int last_class = UTF8PROC_BOUNDCLASS_START, rc = E_OK;
+    run->text.n = run->replaced.n = 0;
+    for (size_t i = 0, length; i < n && rc == E_OK; i += length) {
+        uint32_t c = 0;
+        utf8_next(text + i, n - i, &length, &c); // valid: the text was repaired
+        rc = reserve_points(&run->text, 32);     // the longest decomposition has 18
+        if (rc == E_OK && (c == STAND_IN || is_newer(c))) {
+            rc = reserve_points(&run->replaced, 1);
+            if (rc == E_OK) {
+                run->replaced.points[run->replaced.n++] = (utf8proc_int32_t)c;
+                run->text.points[run->text.n++] = STAND_IN;
+            }
+        } else if (rc == E_OK) {
+            utf8proc_ssize_t n_put = utf8proc_decompose_char(
+                (utf8proc_int32_t)c, run->text.points + run->text.n, 32,
+                (utf8proc_option_t)(run->form | UTF8PROC_DECOMPOSE), &last_class);
+            if (n_put < 0 || n_put > 32)
+                return E_INVALID;
+            run->text.n += (size_t)n_put;
+        }
+    }
+    return rc;
+}
+
+static int add_segment(form_run *run, const char *text, size_t n) {
+    int rc = decompose(run, text, n);
+    if (rc == E_OK)
+        rc = order_canonically(run);
+    if (rc == E_OK && (run->form & UTF8PROC_COMPOSE)) {
+        utf8proc_ssize_t left = utf8proc_normalize_utf32(
+            run->text.points, (utf8proc_ssize_t)run->text.n, (utf8proc_option_t)run->form);
         rc = left < 0 ? E_INVALID : E_OK;
-        n_points = left < 0 ? 0 : (size_t)left;
+        run->text.n = left < 0 ? 0 : (size_t)left;
     }
     if (rc == E_OK)
-        rc = text_buf_reserve(out, 4 * n_points);
-    for (size_t i = 0; rc == E_OK && i < n_points; i++)
-        out->n += utf8_put((uint32_t)points[i], out->data + out->n);
-    free(points);
+        rc = text_buf_reserve(run->out, 4 * run->text.n);
+    for (size_t i = 0, k = 0; rc == E_OK && i < run->text.n; i++) {
+        utf8proc_int32_t c = run->text.points[i];
+        if (c == STAND_IN)
+            c = run->replaced.points[k++];
+        run->out->n += utf8_put((uint32_t)c, run->out->data + run->out->n);
+    }
+    return rc;
+}
+
+// Below U+0300 nothing composes with what stands before it, and NFC leaves each character alone;
+// below U+0080 the other forms do so too. So only segments are normalized that hold a character
+// above the limit: from the last ASCII character before it to the next one behind.
+static int add_normal_form(text_buf *out, const char *text, size_t n, int form) {
+    form_run run = {.form = form, .out = out};
+    bool nfc = (form & UTF8PROC_COMPOSE) && !(form & UTF8PROC_COMPAT);
+    const uint8_t limit = nfc ? 0xCC : 0x80, *bytes = (const uint8_t *)text;
+    int rc = E_OK;
+    for (size_t from = 0, start, end; from < n && rc == E_OK; from = end) {
+        for (end = from; end < n && bytes[end] < limit; end++)
+            ;
+        start = end;
+        if (end < n) {
+            while (start > from && bytes[start - 1] >= 0x80)
+                start--;
+            start -= start > from;
+            while (end < n && bytes[end] >= 0x80)
+                end++;
+        }
+        rc = text_buf_add(out, text + from, start - from);
+        if (rc == E_OK && end > start)
+            rc = add_segment(&run, text + start, end - start);
+    }
+    free(run.text.points);
+    free(run.replaced.points);
+    free(run.sorted.points);
     return rc;
 }
 
