@@ -5,7 +5,8 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-static const transport_ops *const kinds[] = {&transport_inproc_ops};
+static const transport_ops *const kinds[] = {&transport_inproc_ops, &transport_shm_ops,
+                                             &transport_tcp_ops};
 enum { N_KINDS = sizeof kinds / sizeof *kinds };
 
 #define ADDRESS_MAGIC 0x41444e54u // "TNDA"

@@ -38,6 +38,10 @@ typedef struct node node;
 // A payload that is on its way out of a node.
 typedef struct parcel {
     node *owner;
+    struct parcel *next; // answers that wait for room
+    frame_header header;
+    const void *payload; // (bytes)
+    size_t bytes;
     void *buffer; // freed when the token is back
     int returned;
 } parcel;
@@ -54,7 +58,8 @@ struct node {
     report last_report;
     size_t live_buffers; // given by place, not yet arrived or abandoned
     uint32_t flood_left, flood_bytes, flood_step;
-    uint32_t steps[MAX_FAR]; // last step sent to a peer
+    parcel *answers, **last_answer; // of a far end
+    uint32_t steps[MAX_FAR];        // last step sent to a peer
     bool lost[MAX_FAR];
     bool closed;
     bool refuse; // place returns NULL whatever the frame asks
@@ -127,20 +132,52 @@ static frame_header make_header(const node *n, uint32_t ask, uint32_t step) {
                           .reserved64 = ~(uint64_t)step};
 }
 
+static parcel *make_parcel(node *n, frame_header header, const void *payload, size_t bytes,
+                           void *buffer) {
+    parcel *p = calloc(1, sizeof *p);
+    require(p, "no memory");
+    *p = (parcel){
+        .owner = n, .header = header, .payload = payload, .bytes = bytes, .buffer = buffer};
+    return p;
+}
+
+static int send_made(node *n, int peer, parcel *p) {
+    int rc = transport_send(n->peers[peer], &p->header, p->payload, p->bytes, p);
+    n->out_pending += !rc;
+    return rc;
+}
+
 // Sends a payload that is freed when its token is back (buffer NULL: nothing to free).
 static int send_parcel(node *n, int peer, frame_header header, const void *payload, size_t bytes,
                        void *buffer) {
-    parcel *p = calloc(1, sizeof *p);
-    require(p, "no memory");
-    p->owner = n;
-    p->buffer = buffer;
-    int rc = transport_send(n->peers[peer], &header, payload, bytes, p);
-    if (rc) {
+    parcel *p = make_parcel(n, header, payload, bytes, buffer);
+    int rc = send_made(n, peer, p);
+    if (rc)
         free(p);
-        return rc;
+    return rc;
+}
+
+// A far end keeps answers that find no room.
+static void pump_answers(node *n) {
+    while (n->answers) {
+        parcel *p = n->answers;
+        int rc = send_made(n, 0, p);
+        if (rc == E_FULL)
+            return;
+        n->answers = p->next;
+        if (rc) {
+            free(p->buffer);
+            free(p);
+        }
     }
-    n->out_pending++;
-    return E_OK;
+    n->last_answer = &n->answers;
+}
+
+static void answer(node *n, frame_header header, const void *payload, size_t bytes, void *buffer) {
+    parcel *p = make_parcel(n, header, payload, bytes, buffer);
+    *n->last_answer = p;
+    n->last_answer = &p->next;
+    pump_answers(n);
 }
 
 static void pump_flood(node *n) {
@@ -166,14 +203,16 @@ static void on_sent(void *user, void *token, int status) {
     require(status <= 0, "a positive status");
     free(p->buffer);
     free(p);
-    if (status == E_OK)
-        pump_flood(n);
+    if (status != E_OK)
+        return;
+    pump_answers(n);
+    pump_flood(n);
 }
 
 static void answer_near(node *n, const frame_header *header, void *payload, size_t bytes) {
     frame_header reply = make_header(n, header->epoch, header->step);
     if (header->epoch == ASK_ECHO) {
-        require(!send_parcel(n, 0, reply, payload, bytes, payload), "an echo was refused");
+        answer(n, reply, payload, bytes, payload);
         return;
     }
     free(payload);
@@ -181,7 +220,7 @@ static void answer_near(node *n, const frame_header *header, void *payload, size
         report *out = malloc(sizeof *out);
         require(out, "no memory");
         *out = n->seen;
-        require(!send_parcel(n, 0, reply, out, sizeof *out, out), "a report was refused");
+        answer(n, reply, out, sizeof *out, out);
     } else if (header->epoch == ASK_FLOOD) {
         n->flood_left = header->hidden;
         n->flood_bytes = header->rows;
@@ -226,6 +265,7 @@ static void on_arrived(void *user, const frame_header *header, void *payload, si
 static int open_node(node *n, uv_loop_t *loop, const char *transport_kind, uint16_t rank,
                      uint32_t spin_us, error *err) {
     *n = (node){.loop = loop, .rank = rank, .far = rank != 0};
+    n->last_answer = &n->answers;
     transport_args args = {.kind = transport_kind,
                            .bind = !strcmp(transport_kind, "tcp") ? "127.0.0.1" : NULL,
                            .spin_us = spin_us,
@@ -284,6 +324,7 @@ static int far_main(const char *far_kind, uint16_t rank, int fd) {
     error err = {0};
     require(!open_node(&n, &loop, far_kind, rank, 0, &err), err.text);
     swap_addresses(&n, fd, 0);
+    write_whole(fd, "", 1); // connected: the near end may go now
     uv_poll_t control;
     uv_poll_init(&loop, &control, fd);
     uv_poll_start(&control, UV_READABLE | UV_DISCONNECT, on_near_gone);
@@ -352,6 +393,8 @@ static void add_far(stage *s, int i) {
     } else {
         spawn_far(s, i);
         swap_addresses(&s->near, s->fd[i], i);
+        char connected;
+        read_whole(s->fd[i], &connected, 1);
     }
 }
 
@@ -573,18 +616,28 @@ static void test_three_peers(void **state) {
     end(s);
 }
 
+static void wait_until_stopped(stage *s, int i) {
+    for (int ms = 0; ms < WAIT_MS; ms++) {
+        int status;
+        uv_run(&s->loop, UV_RUN_NOWAIT);
+        if (waitpid(s->pid[i], &status, WUNTRACED | WNOHANG) == s->pid[i]) {
+            assert_true(WIFSTOPPED(status));
+            return;
+        }
+        usleep(1000);
+    }
+    fail_msg("%s: the far end did not stop", kind);
+}
+
 // A far end is stopped, sends pile up, it is killed: every token is back in time after the close,
 // and the other peers never notice.
 static void kill_with_sends(size_t bytes) {
-    if (in_process())
-        skip();
     stage *s = begin(2, 0);
     ask_or_wait(s, 0, ASK_ECHO, 100);
     ask_or_wait(s, 1, ASK_ECHO, 100);
     WAIT_FOR(s, s->near.echoed == 2 && !s->near.out_pending);
     ask_or_wait(s, 0, ASK_STOP, 0);
-    int status;
-    WAIT_FOR(s, waitpid(s->pid[0], &status, WUNTRACED | WNOHANG) == s->pid[0] || s->late);
+    wait_until_stopped(s, 0);
     uint32_t before = s->near.out_ok + s->near.out_failed;
     uint32_t taken = 0;
     while (taken < 200 && ask(s, 0, ASK_COUNT, bytes) == E_OK) {
@@ -630,14 +683,15 @@ static void test_kill_large(void **state) {
 // The far end dies while it floods us: what place gave is abandoned or has arrived.
 static void test_kill_sender(void **state) {
     (void)state;
-    if (in_process())
-        skip();
     for (int round = 0; round < 6; round++) {
         stage *s = begin(2, 0);
         ask_or_wait(s, 1, ASK_ECHO, 100);
         frame_header h = make_header(&s->near, ASK_FLOOD, 1);
         h.hidden = 100000;
-        h.rows = round % 2 ? 1 << 20 : 5000;
+        // Small frames are copied into the queue of the receiver: over shared memory a sender that
+        // is killed in the middle of that copy blocks the queue (a limit of UCX, see transport.h).
+        bool small = round % 2 && strcmp(kind, "shm");
+        h.rows = small ? 5000 : 1 << 20;
         assert_int_equal(send_parcel(&s->near, 0, h, NULL, 0, NULL), E_OK);
         WAIT_FOR(s, s->near.seen.counted >= 20u + (uint32_t)round * 7);
         assert_int_equal(kill(s->pid[0], SIGKILL), 0);
@@ -729,6 +783,16 @@ static void test_bad_addresses(void **state) {
     }
     assert_null(peer);
 
+    const char *other = in_process() ? "shm" : "inproc";
+    node foreign;
+    assert_int_equal(open_node(&foreign, &s->loop, other, 0, 0, &err), E_OK);
+    const void *address;
+    assert_int_equal(transport_address(foreign.t, &address, &n), E_OK);
+    assert_int_equal(transport_connect(s->near.t, address, n, &peer, &err), E_INVALID);
+    assert_non_null(strstr(err.text, "another kind"));
+    memcpy(bad, address, n);
+    transport_close(foreign.t, on_closed, &foreign);
+    WAIT_FOR(s, foreign.closed);
     end(s);
 }
 
@@ -817,38 +881,42 @@ int main(int argc, char **argv) {
     static const struct {
         const char *name;
         CMUnitTestFunction run;
-    } cases[] = {{"bad addresses", test_bad_addresses},
-                 {"bad arguments", test_bad_arguments},
-                 {"close at once", test_close_at_once},
-                 {"sizes one by one", test_sizes_one_by_one},
-                 {"order, many in flight", test_order_many_in_flight},
-                 {"full", test_full},
-                 {"both directions", test_both_directions},
-                 {"drop", test_drop},
-                 {"three peers", test_three_peers},
-                 {"kill, small sends", test_kill_small},
-                 {"kill, medium sends", test_kill_medium},
-                 {"kill, large sends", test_kill_large},
-                 {"kill the sender", test_kill_sender},
-                 {"close with pending", test_close_with_pending},
-                 {"lost", test_lost_when_the_other_end_closes},
-                 {"wake-ups", test_wake_ups},
-                 {"idle costs nothing", test_idle_costs_nothing}};
-    enum { N_CASES = sizeof cases / sizeof *cases, N_KINDS = 1 };
-    static const char *const kinds[N_KINDS] = {"inproc"};
+        bool processes; // the far end must be a process
+    } cases[] = {{"bad addresses", test_bad_addresses, false},
+                 {"bad arguments", test_bad_arguments, false},
+                 {"close at once", test_close_at_once, false},
+                 {"sizes one by one", test_sizes_one_by_one, false},
+                 {"order, many in flight", test_order_many_in_flight, false},
+                 {"full", test_full, false},
+                 {"both directions", test_both_directions, false},
+                 {"drop", test_drop, false},
+                 {"three peers", test_three_peers, false},
+                 {"kill, small sends", test_kill_small, true},
+                 {"kill, medium sends", test_kill_medium, true},
+                 {"kill, large sends", test_kill_large, true},
+                 {"kill the sender", test_kill_sender, true},
+                 {"close with pending", test_close_with_pending, false},
+                 {"lost", test_lost_when_the_other_end_closes, false},
+                 {"wake-ups", test_wake_ups, false},
+                 {"idle costs nothing", test_idle_costs_nothing, false}};
+    enum { N_CASES = sizeof cases / sizeof *cases, N_KINDS = 3 };
+    static const char *const kinds[N_KINDS] = {"inproc", "shm", "tcp"};
     static char names[N_CASES * N_KINDS][64];
     static struct CMUnitTest tests[N_CASES * N_KINDS];
     size_t n = 0;
     for (size_t k = 0; k < N_KINDS; k++) {
-        for (size_t c = 0; c < N_CASES; c++, n++) {
+        for (size_t c = 0; c < N_CASES; c++) {
+            if (cases[c].processes && !strcmp(kinds[k], "inproc"))
+                continue;
             snprintf(names[n], sizeof names[n], "%s: %s", kinds[k], cases[c].name);
             tests[n] = (struct CMUnitTest){.name = names[n],
                                            .test_func = cases[c].run,
                                            .setup_func = use_kind,
                                            .initial_state = (void *)kinds[k]};
+            n++;
         }
     }
     if (argc == 2)
         cmocka_set_test_filter(argv[1]);
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return _cmocka_run_group_tests("transport", tests, n, NULL, NULL);
 }
