@@ -1,6 +1,7 @@
 // The golden fixtures are whole: each opens with our loader and its reference agrees with itself.
 #include "engine/weights.h"
 #include "tests/support/golden.h"
+#include "tests/support/reference.h"
 #include "tests/support/tempdir.h"
 
 #include <dirent.h>
@@ -85,6 +86,47 @@ static void test_fixtures_differ_as_they_say(void **state) {
     assert_true(c.inverse_frequencies[0] == 0.5f);
 }
 
+// A forward pass from the configuration and the weights alone gives what transformers gives.
+static void check_reference(const char *name) {
+    char dir[1024];
+    model_config config;
+    weights *w = NULL;
+    reference *r = NULL;
+    golden g;
+    error err = {0};
+    snprintf(dir, sizeof dir, FOLDER "/%s", name);
+    if (model_config_load(dir, &config, &err) != E_OK || weights_open(dir, &w, &err) != E_OK ||
+        golden_open(dir, &g, &err) != E_OK ||
+        reference_open(&config, w, config.max_positions, &r, &err) != E_OK)
+        fail_msg("%s", err.text);
+    float *logits = malloc(g.vocab * sizeof *logits);
+    assert_non_null(logits);
+    for (size_t p = 0; p < g.n_prompts; p++) {
+        const golden_prompt *prompt = &g.prompts[p];
+        reference_reset(r);
+        for (size_t t = 0; t < prompt->n_tokens; t++) {
+            assert_int_equal(reference_step(r, prompt->ids[t], logits, &err), E_OK);
+            double off = golden_relative_error(logits, prompt->logits + t * g.vocab, g.vocab);
+            if (!(off < 1e-5))
+                fail_msg("%s: prompt %zu, token %zu: relative error %g", name, p, t, off);
+        }
+        for (size_t t = 0; t < g.n_greedy; t++) {
+            assert_int_equal(argmax(logits, g.vocab), prompt->greedy[t]);
+            assert_int_equal(reference_step(r, prompt->greedy[t], logits, &err), E_OK);
+        }
+    }
+    free(logits);
+    reference_close(r);
+    golden_close(&g);
+    weights_close(w);
+}
+
+static void test_plain_forward_pass(void **state) {
+    (void)state;
+    for (size_t i = 0; i < n_golden_names; i++)
+        check_reference(golden_names[i]);
+}
+
 static void test_every_folder_is_listed(void **state) {
     (void)state;
     size_t n = 0;
@@ -117,15 +159,16 @@ static void test_reader_refuses_damage(void **state) {
 
 static void test_relative_error(void **state) {
     (void)state;
-    const float reference[] = {3, 4}, shifted[] = {3, 4.5f};
-    assert_true(golden_relative_error(reference, reference, 2) == 0);
-    assert_true(fabs(golden_relative_error(shifted, reference, 2) - 0.1) < 1e-9);
+    const float right[] = {3, 4}, shifted[] = {3, 4.5f};
+    assert_true(golden_relative_error(right, right, 2) == 0);
+    assert_true(fabs(golden_relative_error(shifted, right, 2) - 0.1) < 1e-9);
 }
 
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_fixtures_are_whole),
         cmocka_unit_test(test_fixtures_differ_as_they_say),
+        cmocka_unit_test(test_plain_forward_pass),
         cmocka_unit_test(test_every_folder_is_listed),
         cmocka_unit_test(test_reader_refuses_damage),
         cmocka_unit_test(test_relative_error),
