@@ -39,7 +39,7 @@ int kernel_backend_open(const kernel_backend_args *args, kernel_backend **out, e
                          args->device);
     return error_set(err, E_INVALID,
                      "unknown device %s: set attention.device and ffn.device to cpu, cpu:ref, "
-                     "cpu:avx2 or cpu:avx512",
+                     "cpu:avx2, cpu:avx512 or cpu:amx",
                      args->device);
 }
 

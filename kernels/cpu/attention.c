@@ -77,15 +77,15 @@ static void run_block(attention_tile *t, int block, int first, int end) {
     set_pages(t, block, &b);
     for (int r = 0; r < b.rows; r++)
         b.q[r] = (const uint8_t *)cpu_address(args->q) + row_offset(t, first + r) * act;
-    cpu->isa->scores(&b);
+    cpu->isa.scores(&b);
     for (int r = 0; r < b.rows; r++) {
         int position = t->position[first + r];
         int from = window_start(args, position) - start, to = position + 1 - start;
-        t->rescale[r] = cpu->isa->softmax(
+        t->rescale[r] = cpu->isa.softmax(
             b.scores + r * CPU_BLOCK, from > 0 ? from : 0, to < CPU_BLOCK ? to : CPU_BLOCK,
             args->scale, &t->state[first + r], (uint8_t *)b.p + (size_t)r * CPU_BLOCK * act);
     }
-    cpu->isa->values(&b);
+    cpu->isa.values(&b);
 }
 
 static void run_tile(attention_tile *t) {

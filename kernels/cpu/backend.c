@@ -143,7 +143,7 @@ void cpu_run(cpu_backend *cpu, size_t bytes, pool_fn *fn, void *user) {
 
 void cpu_store_act(const cpu_backend *cpu, const float *in, void *out, size_t n) {
     if (cpu->base.compute == DTYPE_BF16)
-        cpu->isa->to_bf16(in, out, n);
+        cpu->isa.to_bf16(in, out, n);
     else
         memcpy(out, in, n * sizeof *in);
 }
@@ -187,24 +187,25 @@ static const backend_ops cpu_ops = {
     .zero = cpu_zero,
 };
 
-static int choose_isa(const char *name, dtype compute, const cpu_isa **out, error *err) {
-    static const cpu_isa *(*const sets[])(dtype) = {cpu_isa_avx512, cpu_isa_avx2, cpu_isa_ref};
-    static const char *const names[] = {"avx512", "avx2", "ref"};
+static int choose_isa(const char *name, dtype compute, cpu_isa *out, error *err) {
+    static bool (*const sets[])(dtype, cpu_isa *) = {cpu_isa_amx, cpu_isa_avx512, cpu_isa_avx2,
+                                                     cpu_isa_ref};
+    static const char *const names[] = {"amx", "avx512", "avx2", "ref"};
     for (size_t i = 0; i < sizeof sets / sizeof *sets; i++) {
         if (name && strcmp(name, names[i]))
             continue;
-        *out = sets[i](compute);
-        if (*out)
+        if (sets[i](compute, out))
             return 0;
         if (name)
-            return error_set(err, E_UNSUPPORTED,
-                             "device cpu:%s: this machine lacks the instructions; cpu picks the "
-                             "best it has",
-                             name);
+            return error_set(
+                err, E_UNSUPPORTED,
+                "device cpu:%s: this machine lacks the instructions for %s; cpu picks the "
+                "best it has",
+                name, dtype_name(compute));
     }
     return error_set(err, E_INVALID,
                      "unknown device cpu:%s: set attention.device and ffn.device to cpu, cpu:ref, "
-                     "cpu:avx2 or cpu:avx512",
+                     "cpu:avx2, cpu:avx512 or cpu:amx",
                      name);
 }
 
@@ -253,7 +254,7 @@ int cpu_backend_open(const kernel_backend_args *args, const char *isa, kernel_ba
         return rc;
     }
     snprintf(cpu->base.description, sizeof cpu->base.description, "cpu %s-%s, %d thread%s",
-             cpu->isa->name, dtype_name(args->compute), args->threads,
+             cpu->isa.name, dtype_name(args->compute), args->threads,
              args->threads == 1 ? "" : "s");
     *out = &cpu->base;
     return 0;

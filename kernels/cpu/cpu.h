@@ -15,11 +15,11 @@
 #include "kernels/tile_plan.h"
 
 enum {
-    CPU_VECTOR = 16,       // columns per vector of f32 in the widest set
-    CPU_PANEL = 64,        // columns per panel
-    CPU_UNIT = 32,         // columns that threads divide: a gate and an up vector
-    CPU_MAX_TILE_ROWS = 8, // rows of one matrix tile
-    CPU_BLOCK = 64,        // tokens of one attention block, at absolute positions
+    CPU_VECTOR = 16,        // columns per vector of f32 in the widest set
+    CPU_PANEL = 64,         // columns per panel
+    CPU_UNIT = 32,          // columns that threads divide: a gate and an up vector
+    CPU_MAX_TILE_ROWS = 32, // rows of one matrix tile
+    CPU_BLOCK = 64,         // tokens of one attention block, at absolute positions
     CPU_BLOCK_PAGES = CPU_BLOCK / KERNEL_PAGE_TOKENS,
     CPU_ATTENTION_ROWS = 32, // (query, head) rows of one attention tile
 };
@@ -53,8 +53,12 @@ typedef struct cpu_isa {
     size_t n_shapes;
     const tile_shape *shapes; // rows 1..CPU_MAX_TILE_ROWS; measured, see tests/bench/NOTES.md
 
+    // Called by a thread around its tiles; NULL: nothing to do.
+    void (*enter)(void);
+    void (*leave)(void);
     // y[r][0..16 vectors) = sum over j < k of a[r][j] * w[j][..], j ascending. weights: the first
-    // column of the tile in its panel of width columns. y: (rows, CPU_PANEL).
+    // column of the tile in its panel of width columns. a: as many rows as the shape, the last one
+    // repeated. y: (CPU_MAX_TILE_ROWS, CPU_PANEL).
     void (*gemm_tile)(const void *const *a, int rows, const void *weights, size_t k, size_t width,
                       int vectors, float *y);
     // out[16 i + c] = silu(y[32 i + c]) * y[32 i + 16 + c]
@@ -75,10 +79,11 @@ typedef struct cpu_isa {
     void (*add_f32)(float *x, const float *in, size_t n);
 } cpu_isa;
 
-// One table per compute type; NULL where the machine or the build lacks the set.
-const cpu_isa *cpu_isa_ref(dtype compute);
-const cpu_isa *cpu_isa_avx2(dtype compute);
-const cpu_isa *cpu_isa_avx512(dtype compute);
+// The table of a compute type; false where the machine lacks the set or the set lacks the type.
+bool cpu_isa_ref(dtype compute, cpu_isa *out);
+bool cpu_isa_avx2(dtype compute, cpu_isa *out);
+bool cpu_isa_avx512(dtype compute, cpu_isa *out);
+bool cpu_isa_amx(dtype compute, cpu_isa *out);
 
 // Scratch of one thread.
 typedef struct cpu_scratch {
@@ -90,7 +95,7 @@ typedef struct cpu_scratch {
 
 typedef struct cpu_backend {
     kernel_backend base;
-    const cpu_isa *isa;
+    cpu_isa isa;
     pool *pool;
     cpu_scratch *scratch; // (threads)
     kernel_mem *scratch_mem;

@@ -34,7 +34,7 @@ static void finish_f32(const gemm_job *job, const tile_columns *span, float *y, 
         return;
     }
     if (args->epilogue == KERNEL_EPILOGUE_SIGMOID)
-        job->cpu->isa->sigmoid(y, span->end - span->first);
+        job->cpu->isa.sigmoid(y, span->end - span->first);
     memcpy(out, y, span->n_out * sizeof *out);
 }
 
@@ -42,7 +42,7 @@ static void finish_act(const gemm_job *job, const tile_columns *span, float *y, 
     const kernel_gemm_args *args = job->args;
     if (args->epilogue == KERNEL_EPILOGUE_SWIGLU) {
         float product[CPU_PANEL / 2];
-        job->cpu->isa->swiglu(y, span->end - span->first, product);
+        job->cpu->isa.swiglu(y, span->end - span->first, product);
         cpu_store_act(job->cpu, product, out, span->n_out);
         return;
     }
@@ -58,16 +58,16 @@ static void run_tile(const gemm_job *job, const tile *t, const tile_columns *spa
     const kernel_gemm_args *args = job->args;
     const cpu_matrix *m = (const cpu_matrix *)args->matrices[t->group];
     size_t act = dtype_bytes(job->cpu->base.compute);
-    int height = job->cpu->isa->shapes[t->shape].rows;
+    int height = job->cpu->isa.shapes[t->shape].rows;
     const void *rows[CPU_MAX_TILE_ROWS];
     for (int r = 0; r < height; r++) {
         int slot = t->first + (r < t->rows ? r : t->rows - 1);
         size_t row = (size_t)(args->a_index ? args->a_index[slot] : slot);
         rows[r] = (const uint8_t *)cpu_address(args->a) + row * job->k * act;
     }
-    job->cpu->isa->gemm_tile(rows, height, cpu_column(m, span->first), job->k,
-                             cpu_panel_width(m, span->first),
-                             (int)((span->end - span->first) / CPU_VECTOR), y);
+    job->cpu->isa.gemm_tile(rows, t->rows, cpu_column(m, span->first), job->k,
+                            cpu_panel_width(m, span->first),
+                            (int)((span->end - span->first) / CPU_VECTOR), y);
     bool swiglu = args->epilogue == KERNEL_EPILOGUE_SWIGLU;
     size_t stride = swiglu ? job->n / 2 : job->n;
     for (int r = 0; r < t->rows; r++, y += CPU_PANEL) {
@@ -100,6 +100,8 @@ static void gemm_part(void *user, int part, int n_parts) {
     pool_range(round_up(job->columns, CPU_UNIT) / CPU_UNIT, part, n_parts, &begin, &end);
     begin *= CPU_UNIT;
     end = end * CPU_UNIT < job->columns ? end * CPU_UNIT : job->columns;
+    if (job->cpu->isa.enter)
+        job->cpu->isa.enter();
     for (size_t t = 0, t_end; t < job->n_tiles; t = t_end) {
         for (t_end = t; t_end < job->n_tiles && tiles[t_end].group == tiles[t].group;)
             t_end++;
@@ -110,6 +112,8 @@ static void gemm_part(void *user, int part, int n_parts) {
             c = span.end;
         }
     }
+    if (job->cpu->isa.leave)
+        job->cpu->isa.leave();
 }
 
 int cpu_gemm(kernel_queue *queue, const kernel_gemm_args *args) {
@@ -123,8 +127,8 @@ int cpu_gemm(kernel_queue *queue, const kernel_gemm_args *args) {
         .n = shape->columns,
         .k = shape->base.k,
         .group_rows = args->group_rows,
-        .n_shapes = cpu->isa->n_shapes,
-        .shapes = cpu->isa->shapes,
+        .n_shapes = cpu->isa.n_shapes,
+        .shapes = cpu->isa.shapes,
         .max_tiles = cpu->base.max_rows,
         .tiles = cpu->tiles,
         .max_choices = cpu->base.max_rows + 1,

@@ -393,10 +393,11 @@ static const tile_shape shapes[] = {{1, 70, 60}, {2, 100, 95}, {4, 160, 160}};
         .add_bf16 = add_bf16, .add_f32 = add_f32,                                                  \
     }
 
-const cpu_isa *cpu_isa_avx2(dtype compute) {
+bool cpu_isa_avx2(dtype compute, cpu_isa *out) {
     static const cpu_isa bf16 = TABLE(bf16), f32 = TABLE(f32);
     __builtin_cpu_init();
     if (!__builtin_cpu_supports("avx2") || !__builtin_cpu_supports("fma"))
-        return NULL;
-    return compute == DTYPE_BF16 ? &bf16 : &f32;
+        return false;
+    *out = compute == DTYPE_BF16 ? bf16 : f32;
+    return true;
 }

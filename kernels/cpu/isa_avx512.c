@@ -414,12 +414,13 @@ static const tile_shape shapes[] = {{1, 50, 30}, {2, 50, 33}, {3, 52, 40},
         .add_bf16 = add_bf16, .add_f32 = add_f32,                                                  \
     }
 
-const cpu_isa *cpu_isa_avx512(dtype compute) {
+bool cpu_isa_avx512(dtype compute, cpu_isa *out) {
     static const cpu_isa bf16 = TABLE(bf16), f32 = TABLE(f32);
     __builtin_cpu_init();
     if (!__builtin_cpu_supports("avx512f") || !__builtin_cpu_supports("avx512bw") ||
         !__builtin_cpu_supports("avx512vl") || !__builtin_cpu_supports("avx512dq") ||
         !__builtin_cpu_supports("avx512bf16"))
-        return NULL;
-    return compute == DTYPE_BF16 ? &bf16 : &f32;
+        return false;
+    *out = compute == DTYPE_BF16 ? bf16 : f32;
+    return true;
 }

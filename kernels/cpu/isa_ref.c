@@ -178,7 +178,8 @@ static const tile_shape shapes[] = {{1, 500, 500}, {4, 1900, 1900}};
         .add_bf16 = add_bf16, .add_f32 = add_f32,                                                  \
     }
 
-const cpu_isa *cpu_isa_ref(dtype compute) {
+bool cpu_isa_ref(dtype compute, cpu_isa *out) {
     static const cpu_isa bf16 = TABLE(bf16), f32 = TABLE(f32);
-    return compute == DTYPE_BF16 ? &bf16 : &f32;
+    *out = compute == DTYPE_BF16 ? bf16 : f32;
+    return true;
 }

@@ -15,9 +15,9 @@ static void norm_part(void *user, int part, int n_parts) {
     pool_range(args->rows, part, n_parts, &begin, &end);
     for (size_t r = begin; r < end; r++) {
         size_t row = args->select ? (size_t)args->select[r] : r;
-        job->cpu->isa->norm((const float *)cpu_address(args->x) + row * args->hidden,
-                            cpu_address(args->weight), args->hidden, args->epsilon,
-                            (uint8_t *)cpu_address(args->out) + r * args->hidden * act);
+        job->cpu->isa.norm((const float *)cpu_address(args->x) + row * args->hidden,
+                           cpu_address(args->weight), args->hidden, args->epsilon,
+                           (uint8_t *)cpu_address(args->out) + r * args->hidden * act);
     }
 }
 
@@ -111,7 +111,7 @@ static void dispatch_part(void *user, int part, int n_parts) {
         for (size_t f = begin; f < end; f++) {
             size_t row = (size_t)args->row_index[rank * args->rows + f];
             convert(
-                job->cpu->isa,
+                &job->cpu->isa,
                 (const uint8_t *)cpu_address(args->h) + row * args->hidden * dtype_bytes(compute),
                 compute, to + f * args->hidden * dtype_bytes(args->wire), args->wire, args->hidden);
         }
@@ -154,9 +154,9 @@ static void combine_part(void *user, int part, int n_parts) {
             float *x = (float *)cpu_address(args->x) + row * args->hidden + begin;
             size_t at = f * args->hidden + begin;
             if (args->wire == DTYPE_F32)
-                job->cpu->isa->add_f32(x, (const float *)args->payload[rank] + at, end - begin);
+                job->cpu->isa.add_f32(x, (const float *)args->payload[rank] + at, end - begin);
             else
-                job->cpu->isa->add_bf16(x, (const uint16_t *)args->payload[rank] + at, end - begin);
+                job->cpu->isa.add_bf16(x, (const uint16_t *)args->payload[rank] + at, end - begin);
         }
 }
 
@@ -181,7 +181,7 @@ static void convert_part(void *user, int part, int n_parts) {
     uint8_t *out = args->host_out ? args->host_out : cpu_address(args->out);
     size_t begin, end;
     pool_range(args->rows, part, n_parts, &begin, &end);
-    convert(job->cpu->isa, in + begin * args->columns * dtype_bytes(args->in_type), args->in_type,
+    convert(&job->cpu->isa, in + begin * args->columns * dtype_bytes(args->in_type), args->in_type,
             out + begin * args->columns * dtype_bytes(args->out_type), args->out_type,
             (end - begin) * args->columns);
 }

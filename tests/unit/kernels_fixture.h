@@ -63,7 +63,7 @@ static inline void fixture_close(fixture *f) {
 
 // Runs test on every device, compute type and one to three threads.
 static inline void fixture_each(void (*test)(fixture *f)) {
-    static const char *const fixture_devices[] = {"cpu:ref", "cpu:avx2", "cpu:avx512"};
+    static const char *const fixture_devices[] = {"cpu:ref", "cpu:avx2", "cpu:avx512", "cpu:amx"};
     int ran = 0, skipped = 0;
     for (size_t d = 0; d < sizeof fixture_devices / sizeof *fixture_devices; d++)
         for (int type = 0; type < 2; type++)

@@ -1,0 +1,204 @@
+// isa_amx.c: the bf16 matrix product on AMX tiles; everything else is that of isa_avx512.c.
+//
+// TDPBF16PS multiplies 16 rows of 32 activations with a tile of 32 weights by 16 columns; a panel's
+// (k / 2, width, 2) layout is already that of such tiles, 16 pairs of k high. Every row count goes
+// through the same instructions in the same order of k, so the bits of a row do not depend on the
+// tile. Rows are gathered into a block of tiles in the nearest cache, a few chunks of k at a time;
+// missing rows are zero, and their results are dropped by the caller.
+#include "kernels/cpu/cpu.h"
+
+#include <immintrin.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+enum {
+    TILE_ROWS = 16,
+    TILE_BYTES = 1024,
+    ROW_BYTES = 64,
+    CHUNK_K = 32,     // of one tile product
+    BLOCK_CHUNKS = 8, // chunks that are gathered at a time
+    Y_BYTES = CPU_PANEL * sizeof(float),
+};
+
+// Tiles 0..3 hold sums, 4..7 operands; all are full.
+typedef struct tile_config {
+    uint8_t palette, start_row, reserved[14];
+    uint16_t row_bytes[16];
+    uint8_t rows[16];
+} tile_config;
+
+static const tile_config full_tiles = {
+    .palette = 1,
+    .row_bytes = {ROW_BYTES, ROW_BYTES, ROW_BYTES, ROW_BYTES, ROW_BYTES, ROW_BYTES, ROW_BYTES,
+                  ROW_BYTES},
+    .rows = {TILE_ROWS, TILE_ROWS, TILE_ROWS, TILE_ROWS, TILE_ROWS, TILE_ROWS, TILE_ROWS,
+             TILE_ROWS},
+};
+
+static void enter(void) {
+    _tile_loadconfig(&full_tiles);
+}
+
+// Tile registers in their initial state make context switches cheap.
+static void leave(void) {
+    _tile_release();
+}
+
+// Activations of up to 32 rows: chunk c of rows 0..15 in tiles[c][0], of 16..31 in tiles[c][1].
+typedef struct gathered {
+    _Alignas(64) uint8_t tiles[BLOCK_CHUNKS][2][TILE_BYTES];
+    _Alignas(64) uint8_t tail[TILE_ROWS][Y_BYTES]; // the last weights of a k that is no multiple
+} gathered;
+
+// The tile intrinsics do not tell the compiler what memory they read: what was written for them
+// must be in memory first.
+static inline void publish(void) {
+    __asm__ volatile("" ::: "memory");
+}
+
+static void gather_rows(const void *const *a, int rows, size_t k0, size_t k_end, gathered *g) {
+    for (int r = 0; r < rows; r++) {
+        const uint16_t *row = a[r];
+        uint8_t *to = g->tiles[0][r / TILE_ROWS] + r % TILE_ROWS * ROW_BYTES;
+        for (size_t j = k0; j < k_end; j += CHUNK_K, to += 2 * TILE_BYTES) {
+            __mmask32 mask = k_end - j < CHUNK_K ? (1u << (k_end - j)) - 1 : ~0u;
+            _mm512_store_si512(to, _mm512_maskz_loadu_epi16(mask, row + j));
+        }
+    }
+    publish();
+}
+
+// The weights of the chunk at k0, and their stride; those beyond k are zero.
+static const uint8_t *chunk_weights(const uint8_t *weights, size_t k0, size_t k, size_t *stride,
+                                    int vectors, gathered *g) {
+    const uint8_t *at = weights + k0 / 2 * *stride;
+    if (k0 + CHUNK_K <= k)
+        return at;
+    size_t pairs = (k - k0 + 1) / 2;
+    memset(g->tail, 0, sizeof g->tail);
+    for (size_t p = 0; p < pairs; p++)
+        memcpy(g->tail[p], at + p * *stride, (size_t)vectors * ROW_BYTES);
+    publish();
+    *stride = Y_BYTES;
+    return g->tail[0];
+}
+
+static void multiply_16(const uint8_t *a, const uint8_t *w, size_t stride, int vectors) {
+    _tile_loadd(4, a, ROW_BYTES);
+    _tile_loadd(5, w, stride);
+    _tile_dpbf16ps(0, 4, 5);
+    if (vectors > 1) {
+        _tile_loadd(6, w + ROW_BYTES, stride);
+        _tile_dpbf16ps(1, 4, 6);
+    }
+    if (vectors > 2) {
+        _tile_loadd(7, w + 2 * ROW_BYTES, stride);
+        _tile_dpbf16ps(2, 4, 7);
+    }
+    if (vectors > 3) {
+        _tile_loadd(5, w + 3 * ROW_BYTES, stride);
+        _tile_dpbf16ps(3, 4, 5);
+    }
+}
+
+static void multiply_32(const uint8_t *a, const uint8_t *w, size_t stride, int vectors) {
+    _tile_loadd(4, a, ROW_BYTES);
+    _tile_loadd(5, a + TILE_BYTES, ROW_BYTES);
+    _tile_loadd(6, w, stride);
+    _tile_dpbf16ps(0, 4, 6);
+    _tile_dpbf16ps(2, 5, 6);
+    if (vectors > 1) {
+        _tile_loadd(7, w + ROW_BYTES, stride);
+        _tile_dpbf16ps(1, 4, 7);
+        _tile_dpbf16ps(3, 5, 7);
+    }
+}
+
+static void clear_sums(void) {
+    _tile_zero(0);
+    _tile_zero(1);
+    _tile_zero(2);
+    _tile_zero(3);
+}
+
+static void tile_16(const void *const *a, int rows, const uint8_t *weights, size_t k, size_t stride,
+                    int vectors, float *y, gathered *g) {
+    clear_sums();
+    for (size_t block = 0; block < k; block += BLOCK_CHUNKS * CHUNK_K) {
+        size_t end = block + BLOCK_CHUNKS * CHUNK_K < k ? block + BLOCK_CHUNKS * CHUNK_K : k;
+        gather_rows(a, rows, block, end, g);
+        for (size_t j = block, c = 0; j < end; j += CHUNK_K, c++) {
+            size_t chunk_stride = stride;
+            const uint8_t *w = chunk_weights(weights, j, k, &chunk_stride, vectors, g);
+            multiply_16(g->tiles[c][0], w, chunk_stride, vectors);
+        }
+    }
+    _tile_stored(0, y, Y_BYTES);
+    if (vectors > 1)
+        _tile_stored(1, y + CPU_VECTOR, Y_BYTES);
+    if (vectors > 2)
+        _tile_stored(2, y + 2 * CPU_VECTOR, Y_BYTES);
+    if (vectors > 3)
+        _tile_stored(3, y + 3 * CPU_VECTOR, Y_BYTES);
+}
+
+// Two vectors of columns at most: four tiles of sums for 32 rows.
+static void tile_32(const void *const *a, int rows, const uint8_t *weights, size_t k, size_t stride,
+                    int vectors, float *y, gathered *g) {
+    clear_sums();
+    for (size_t block = 0; block < k; block += BLOCK_CHUNKS * CHUNK_K) {
+        size_t end = block + BLOCK_CHUNKS * CHUNK_K < k ? block + BLOCK_CHUNKS * CHUNK_K : k;
+        gather_rows(a, rows, block, end, g);
+        for (size_t j = block, c = 0; j < end; j += CHUNK_K, c++) {
+            size_t chunk_stride = stride;
+            const uint8_t *w = chunk_weights(weights, j, k, &chunk_stride, vectors, g);
+            multiply_32(g->tiles[c][0], w, chunk_stride, vectors);
+        }
+    }
+    _tile_stored(0, y, Y_BYTES);
+    _tile_stored(2, y + TILE_ROWS * CPU_PANEL, Y_BYTES);
+    if (vectors > 1) {
+        _tile_stored(1, y + CPU_VECTOR, Y_BYTES);
+        _tile_stored(3, y + TILE_ROWS * CPU_PANEL + CPU_VECTOR, Y_BYTES);
+    }
+}
+
+static void gemm_tile(const void *const *a, int rows, const void *weights, size_t k, size_t width,
+                      int vectors, float *y) {
+    gathered g;
+    size_t stride = width * 2 * sizeof(uint16_t);
+    if (rows < TILE_ROWS || (rows > TILE_ROWS && rows < 2 * TILE_ROWS))
+        memset(g.tiles, 0, sizeof g.tiles);
+    if (rows <= TILE_ROWS) {
+        tile_16(a, rows, weights, k, stride, vectors, y, &g);
+        return;
+    }
+    for (int v = 0; v < vectors; v += 2)
+        tile_32(a, rows, (const uint8_t *)weights + v * ROW_BYTES, k, stride,
+                vectors - v < 2 ? 1 : 2, y + v * CPU_VECTOR, &g);
+}
+
+static const tile_shape shapes[] = {{16, 100, 14}, {32, 120, 20}};
+
+// The kernel grants tile registers to a process that asks; it refuses where they are missing or a
+// signal stack is too small for them.
+static bool ask_for_tiles(void) {
+    enum { ARCH_REQ_XCOMP_PERM = 0x1023, XFEATURE_XTILEDATA = 18 };
+    return syscall(SYS_arch_prctl, ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA) == 0;
+}
+
+bool cpu_isa_amx(dtype compute, cpu_isa *out) {
+    if (compute != DTYPE_BF16 || !cpu_isa_avx512(compute, out))
+        return false;
+    __builtin_cpu_init();
+    if (!__builtin_cpu_supports("amx-tile") || !__builtin_cpu_supports("amx-bf16") ||
+        !ask_for_tiles())
+        return false;
+    out->name = "amx";
+    out->n_shapes = sizeof shapes / sizeof *shapes;
+    out->shapes = shapes;
+    out->gemm_tile = gemm_tile;
+    out->enter = enter;
+    out->leave = leave;
+    return true;
+}
