@@ -43,10 +43,10 @@ typedef struct kernel_ref {
 typedef struct kernel_backend_args {
     const char *device; // "cpu", "cpu:ref", "cpu:avx2", "cpu:avx512", "cpu:amx" ("cpu" picks the
                         // best), "cuda:N", "emulated"
-    int threads;       // cpu: threads that compute, the caller's included
-    dtype compute;     // DTYPE_BF16 or DTYPE_F32
-    size_t max_rows;   // rows of one operation; for a grouped gemm: the sum over the groups
-    size_t max_groups; // groups of one gemm
+    int threads;        // cpu: threads that compute, the caller's included
+    dtype compute;      // DTYPE_BF16 or DTYPE_F32
+    size_t max_rows;    // rows of one operation; for a grouped gemm: the sum over the groups
+    size_t max_groups;  // groups of one gemm
 } kernel_backend_args;
 
 int kernel_backend_open(const kernel_backend_args *args, kernel_backend **out, error *err);

@@ -19,6 +19,7 @@ enum {
     CPU_PANEL = 64,         // columns per panel
     CPU_UNIT = 32,          // columns that threads divide: a gate and an up vector
     CPU_MAX_TILE_ROWS = 32, // rows of one matrix tile
+    CPU_FETCH_AHEAD = 8192, // bytes between the weights in use and those that are fetched
     CPU_BLOCK = 64,         // tokens of one attention block, at absolute positions
     CPU_BLOCK_PAGES = CPU_BLOCK / KERNEL_PAGE_TOKENS,
     CPU_ATTENTION_ROWS = 32, // (query, head) rows of one attention tile
