@@ -15,9 +15,9 @@
 #include "tests/unit/token_fixtures.h"
 
 static const char *const styles[] = {
-    "gpt2",     "llama3",    "qwen2",     "cl100k", "o200k",
-    "deepseek", "olmoe",     "starcoder", "llama2", "llama2_normalized",
-    "mistral",  "metaspace", "misc",
+    "gpt2",     "llama3",    "qwen2",           "cl100k", "o200k",
+    "deepseek", "olmoe",     "starcoder",       "llama2", "llama2_normalized",
+    "mistral",  "metaspace", "metaspace_first", "misc",
 };
 #define N_STYLES (sizeof styles / sizeof *styles)
 
@@ -300,6 +300,37 @@ static void test_named_tokens(void **state) {
     tokenizer_close(t);
 }
 
+// A special token in untrusted text that reaches into a trusted part does not hide one there.
+static void test_overlapping_specials(void **state) {
+    (void)state;
+    tokenizer *t = NULL;
+    error err = {0};
+    token_ids ids = {0};
+    const char *added = "\"added_tokens\":[{\"id\":7,\"content\":\"aab\",\"special\":true},"
+                        "{\"id\":8,\"content\":\"b\xc3\xa9\",\"special\":true}]";
+    const tokenizer_part parts[] = {{"aa", 2, false}, {"b\xc3\xa9", 3, true}, {"b", 1, false}};
+    assert_int_equal(parse_with(added, NULL, &t, &err), E_OK);
+    assert_int_equal(tokenizer_encode_parts(t, parts, 3, false, &ids, &err), E_OK);
+    check_ids("tiny", "overlap", &ids, &(token_ids){(int32_t[]){0, 0, 8, 1}, 4, 4});
+    token_ids_free(&ids);
+    expect_ids(t, "aab", true, 1, (int32_t[]){7});
+    tokenizer_close(t);
+}
+
+// Where a token holds U+2581 behind another character, words are not cut before it.
+static void test_merges_over_metaspace(void **state) {
+    (void)state;
+    tokenizer *t = NULL;
+    error err = {0};
+    const char *text = "{\"normalizer\":{\"type\":\"Replace\",\"pattern\":{\"String\":\" \"},"
+                       "\"content\":\"\\u2581\"},\"model\":{\"vocab\":{\"a\":0,\"\\u2581\":1,"
+                       "\"a\\u2581\":2,\"\\u2581a\":3},\"merges\":[\"a \\u2581\","
+                       "\"\\u2581 a\"]}}";
+    assert_int_equal(tokenizer_parse("t.json", text, strlen(text), NULL, NULL, 0, &t, &err), E_OK);
+    expect_ids(t, " a a", true, 3, (int32_t[]){1, 2, 0});
+    tokenizer_close(t);
+}
+
 static void test_accessors(void **state) {
     (void)state;
     tokenizer *t = NULL;
@@ -454,6 +485,8 @@ int main(void) {
         cmocka_unit_test(test_refusals),
         cmocka_unit_test(test_unsupported_components),
         cmocka_unit_test(test_named_tokens),
+        cmocka_unit_test(test_overlapping_specials),
+        cmocka_unit_test(test_merges_over_metaspace),
         cmocka_unit_test(test_accessors),
         cmocka_unit_test(test_parts),
         cmocka_unit_test(test_long_runs),
