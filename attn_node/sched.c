@@ -16,8 +16,13 @@ struct sched {
     pages *pages;
     seq_list waiting;
     seq_list *running; // (n_lanes)
+    // Order of the oldest running sequence that lacks pages: what becomes free is kept from younger
+    // ones until it has them, or two lanes could take the same pages from each other for ever.
+    uint64_t claim; // NO_CLAIM: none
     uint64_t n_submitted, n_preempted;
 };
+
+#define NO_CLAIM UINT64_MAX
 
 static size_t pages_for(size_t tokens) {
     return (tokens + KERNEL_PAGE_TOKENS - 1) / KERNEL_PAGE_TOKENS;
@@ -81,6 +86,7 @@ int sched_open(const sched_args *args, sched **out, error *err) {
         return error_set(err, E_NO_MEMORY, "scheduler: out of memory");
     }
     s->args = *args;
+    s->claim = NO_CLAIM;
     int code = pages_open(args->n_pages, &s->pages, err);
     if (code) {
         sched_close(s);
@@ -171,7 +177,13 @@ int sched_submit(sched *s, uint64_t request, const int32_t *prompt, size_t n_pro
     return E_OK;
 }
 
+static void drop_claim(sched *s, const sequence *seq) {
+    if (s->claim == seq->order)
+        s->claim = NO_CLAIM;
+}
+
 static void give_pages(sched *s, sequence *seq) {
+    drop_claim(s, seq);
     pages_give(s->pages, seq->pages, seq->n_pages);
     seq->n_pages = 0;
     seq->n_computed = 0;
@@ -221,11 +233,13 @@ static sequence *youngest_running(const sched *s, bool *pending) {
     return youngest;
 }
 
-// Pages for the first n_tokens of seq, which plans in its own lane. Younger sequences give way: at
-// once, or, when they are in a step, at their lane's next plan (seq then has no row this time).
-static bool reserve(sched *s, sequence *seq, size_t n_tokens) {
+// Takes pages for the first n_tokens of seq as far as there are some. Younger sequences give way:
+// at once, or, when they are in a step, at the end of it (seq then has no row this time).
+static bool take_pages(sched *s, sequence *seq, size_t n_tokens) {
     size_t needed = pages_for(n_tokens);
     while (seq->n_pages < needed) {
+        if (seq->order > s->claim)
+            return false;
         int32_t page = pages_take(s->pages);
         if (page >= 0) {
             seq->pages[seq->n_pages++] = page;
@@ -242,6 +256,15 @@ static bool reserve(sched *s, sequence *seq, size_t n_tokens) {
         preempt(s, victim);
     }
     return true;
+}
+
+static bool reserve(sched *s, sequence *seq, size_t n_tokens) {
+    bool taken = take_pages(s, seq, n_tokens);
+    if (taken)
+        drop_claim(s, seq);
+    else if (seq->order < s->claim)
+        s->claim = seq->order;
+    return taken;
 }
 
 // ---- planning ----
@@ -313,7 +336,7 @@ static void admit(sched *s) {
         size_t first_chunk = seq->n_tokens;
         if (first_chunk > s->args.token_budget)
             first_chunk = s->args.token_budget;
-        if (pages_for(first_chunk) > pages_free_count(s->pages))
+        if (seq->order > s->claim || pages_for(first_chunk) > pages_free_count(s->pages))
             return;
         size_t best = 0;
         for (size_t i = 1; i < s->args.n_lanes; i++)
@@ -325,17 +348,8 @@ static void admit(sched *s) {
     }
 }
 
-static void evict_marked(sched *s, int lane) {
-    for (sequence *seq = s->running[lane].head, *next; seq; seq = next) {
-        next = seq->next;
-        if (seq->evict)
-            preempt(s, seq);
-    }
-}
-
 void sched_plan(sched *s, int lane, step_plan *plan) {
     plan->n_rows = plan->n_parts = 0;
-    evict_marked(s, lane);
     admit(s);
     plan_decode(s, lane, plan);
     plan_prefill(s, lane, plan);
@@ -348,6 +362,8 @@ void sched_step_done(sched *s, step_plan *plan) {
         seq->n_computed += plan->parts[i].n_rows;
         if (seq->cancelled || plan->parts[i].ended)
             finish(s, seq);
+        else if (seq->evict)
+            preempt(s, seq);
     }
     plan->n_parts = plan->n_rows = 0;
 }

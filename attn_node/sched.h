@@ -39,7 +39,7 @@ typedef struct sequence {
     int lane;       // -1: waiting
     bool in_step;   // its lane's current step has rows of it
     bool cancelled; // goes at the end of the step
-    bool evict;     // is to be preempted when its lane plans next
+    bool evict;     // is to be preempted at the end of the step
     struct sequence *next;
 } sequence;
 
