@@ -47,8 +47,8 @@ static void check_ok(rig *r) {
 
 // ---- what nodes call ----
 
-static void on_progress(void *user, size_t done, size_t total) {
-    (void)user, (void)done, (void)total;
+static void on_progress(void *user, size_t done) {
+    (void)user, (void)done;
 }
 
 static void on_event(void *user, const token_event *event) {
