@@ -148,8 +148,9 @@ static double uniform_draw(uint64_t seed, uint64_t position) {
     return (double)(z >> 11) * 0x1p-53;
 }
 
-// Candidates with unnormalised probability under the temperature; tokens too improbable to be in
-// any nucleus or min_p set are left out. Returns their number, their sum in *total.
+// Candidates with unnormalised probability under the temperature (that of the best is 1); without
+// top_k, tokens too improbable to be in the nucleus or the min_p set are left out. Returns their
+// number; *total is the mass that top_p is a share of.
 static size_t collect(sampler *s, const sampling_params *p, double *total) {
     float top = clean(s->adjusted[argmax(s->adjusted, s->vocab)]);
     if (top == INFINITY) { // an infinite bias leaves only its own tokens
@@ -163,11 +164,11 @@ static size_t collect(sampler *s, const sampling_params *p, double *total) {
         s->adjusted[i] = isfinite(w) ? w : 0;
         sum += (double)s->adjusted[i];
     }
-    // Everything below the floor together weighs less than 1 - top_p.
-    float floor_weight = p->min_p;
+    // Everything below the nucleus floor together weighs less than 1 - top_p.
     float nucleus = (float)((1.0 - (double)p->top_p) * sum / (double)s->vocab);
-    if (nucleus > floor_weight)
-        floor_weight = nucleus;
+    float floor_weight = nucleus > p->min_p ? nucleus : p->min_p;
+    if (p->top_k > 0)
+        floor_weight = 0; // top_p is a share of what top_k leaves: all of that must be there
     size_t n = 0;
     *total = 0;
     for (size_t i = 0; i < s->vocab; i++) {
@@ -177,7 +178,7 @@ static size_t collect(sampler *s, const sampling_params *p, double *total) {
         }
     }
     if (p->top_p < 1)
-        *total = sum; // the nucleus is a share of the whole mass
+        *total = sum;
     return n;
 }
 
@@ -201,6 +202,8 @@ static int32_t draw(sampler *s, const sampling_params *p, size_t position) {
                 kept += (double)s->candidates[i++].weight;
             n = i ? i : 1;
         }
+        while (n > 1 && s->candidates[n - 1].weight < p->min_p)
+            n--;
         total = 0;
         for (size_t i = 0; i < n; i++)
             total += (double)s->candidates[i].weight;
