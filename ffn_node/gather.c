@@ -133,12 +133,20 @@ static bool all_expected_wait(const gather *g, const gather_lane *lane) {
     return true;
 }
 
+// When the wait for the expected ones is over. It runs from the end of the last pass at the
+// earliest: were it over for a late comer of that pass before its members could send again, the two
+// would take turns for ever.
+static uint64_t wait_ends(const gather *g, const gather_lane *lane, uint64_t since_us) {
+    uint64_t from = since_us > lane->progress_us ? since_us : lane->progress_us;
+    return from + g->args.wait_us;
+}
+
 // Rank 0 begins a pass. A pass under way whose members have all gone silent is given up.
 static bool begin_pass(gather *g, gather_lane *lane, uint64_t now_us, gather_group *out) {
     waiting_set set = waiting_at(g, lane, 0, 0);
     if (!set.n || (lane->active && now_us < lane->progress_us + g->args.deadline_us))
         return false;
-    if (!all_expected_wait(g, lane) && now_us < set.since_us + g->args.wait_us)
+    if (!all_expected_wait(g, lane) && now_us < wait_ends(g, lane, set.since_us))
         return false;
     for (size_t a = 0; a < g->args.n_attention; a++) {
         const waiting_frame *frame = &lane->frames[a];
@@ -244,7 +252,7 @@ uint64_t gather_due(const gather *g) {
             if (frame->layer == 0 && lane->active)
                 at = lane->progress_us + g->args.deadline_us;
             else if (frame->layer == 0)
-                at = frame->since_us + g->args.wait_us;
+                at = wait_ends(g, lane, frame->since_us);
             due = at < due ? at : due;
         }
     }
