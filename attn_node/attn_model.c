@@ -4,6 +4,8 @@
 
 #include <stdlib.h>
 
+enum { SLICE_BYTES = 4 << 20 };
+
 typedef struct loader {
     kernel_backend *backend;
     const model_config *config;
@@ -32,6 +34,23 @@ static void release(loader *l, const tensor_view *view) {
     l->progress(l->user, view_bytes(view));
 }
 
+// Packs a tensor in slices and gives the pages of each back, so that a large one is never resident
+// twice.
+static int load_rows(loader *l, kernel_matrix *matrix, const tensor_view *view, size_t row0,
+                     kernel_matrix_part part, error *err) {
+    size_t row_bytes = dtype_bytes(view->type) * view->dims[1];
+    size_t step = row_bytes < SLICE_BYTES ? SLICE_BYTES / row_bytes : 1;
+    int code = E_OK;
+    for (size_t at = 0; at < view->dims[0] && !code; at += step) {
+        tensor_view slice = *view;
+        slice.data = (const char *)view->data + at * row_bytes;
+        slice.dims[0] = view->dims[0] - at < step ? view->dims[0] - at : step;
+        code = kernel_matrix_load(matrix, &slice, row0 + at, part, err);
+        release(l, &slice);
+    }
+    return code;
+}
+
 // Stacks the rows of n tensors into one matrix, or loads the two halves of a swiglu matrix.
 static int load_matrix(loader *l, const model_tensor *which, size_t n, bool swiglu,
                        kernel_matrix **out, error *err) {
@@ -49,9 +68,8 @@ static int load_matrix(loader *l, const model_tensor *which, size_t n, bool swig
         kernel_matrix_part part = !swiglu  ? KERNEL_PART_WHOLE
                                   : i == 0 ? KERNEL_PART_GATE
                                            : KERNEL_PART_UP;
-        code = kernel_matrix_load(*out, &views[i], swiglu ? 0 : row0, part, err);
+        code = load_rows(l, *out, &views[i], swiglu ? 0 : row0, part, err);
         row0 += views[i].dims[0];
-        release(l, &views[i]);
     }
     if (!code)
         l->model->weight_bytes += kernel_matrix_bytes(*out);

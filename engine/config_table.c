@@ -91,8 +91,8 @@ const config_row config_rows[] = {
     {"wire.transport", TYPE_CHOICE, 0, AT(wire.transport), "auto", 0, 0, transport_names,
      "auto: shared memory when all workers are on this host, else TCP."},
     {"wire.bind", TYPE_TEXT, 0, AT(wire.bind), "", 0, 0, NULL,
-     "With TCP, the router host's address whose network interface carries activations. Empty: the "
-     "one that reaches the control socket. Workers on other hosts: their --bind."},
+     "With TCP, the local address whose network interface carries activations. Empty: UCX "
+     "chooses."},
     {"wire.spin_us", TYPE_INTEGER, 0, AT(wire.spin_us), "-1", -1, 1000000, NULL,
      "A worker that expects a frame polls this long before it sleeps. -1: chosen from the cores "
      "there are."},

@@ -38,8 +38,6 @@ int control_connect(uv_loop_t *loop, const char *address, const control_callback
 
 // Copies and queues a message. E_TOO_LARGE, E_FULL, E_CLOSED, E_NO_MEMORY.
 int control_send(control_conn *conn, uint16_t type, const void *payload, size_t n);
-// Numeric address of this end of a connected TCP connection into out; "" for a unix socket.
-void control_local_host(const control_conn *conn, char *out, size_t n);
 void control_close(control_conn *conn); // what is queued is still sent; then on_closed
 
 // Listens. on_accept gives the new connection's callbacks in *callbacks.

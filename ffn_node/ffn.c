@@ -435,7 +435,7 @@ static int ffn_open(const node_env *env, void **out, error *err) {
     if (!code)
         code = open_buffers(n, err);
     transport_args wire = {.kind = env->transport,
-                           .bind = env->bind,
+                           .bind = c->wire.bind[0] ? c->wire.bind : NULL,
                            .spin_us = env->spin_us,
                            .loop = env->loop,
                            .callbacks = {n, place, arrived, abandoned, sent, lost}};
