@@ -35,8 +35,8 @@ int text_buf_add_replaced(text_buf *buf, const char *text, size_t n, const char 
                           const char *content) {
     size_t n_pattern = strlen(pattern), n_content = strlen(content), from = 0;
     int rc = E_OK;
-    while (rc == E_OK) {
-        const char *hit = n ? memmem(text + from, n - from, pattern, n_pattern) : NULL;
+    while (n > 0 && rc == E_OK) { // without bytes text may be NULL
+        const char *hit = memmem(text + from, n - from, pattern, n_pattern);
         size_t end = hit ? (size_t)(hit - text) : n;
         rc = text_buf_add(buf, text + from, end - from);
         if (!hit || rc != E_OK)

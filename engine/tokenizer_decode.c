@@ -21,6 +21,8 @@ struct detok {
 static int drain_bytes(detok *d, text_buf *out, bool at_end) {
     size_t from = 0, at = 0; // between them stands text that is valid and not yet moved
     int rc = E_OK;
+    if (d->held.n == 0) // perhaps without memory yet
+        return E_OK;
     while (at < d->held.n && rc == E_OK) {
         size_t length;
         uint32_t c;
