@@ -2,8 +2,8 @@
 // attention), one of each per (layer, lane, attention-FFN pair) and step.
 //
 // A frame is a fixed little-endian header and a payload:
-//   DISPATCH: experts (rows, top_k) u16 | weights (rows, top_k) f32 | rows (rows, hidden) wire dtype
-//   RETURN:   rows (rows, hidden) wire dtype, in the order of the DISPATCH
+//   DISPATCH: experts (rows, top_k) u16 | weights (rows, top_k) f32 | rows (rows, hidden) wire
+//   dtype RETURN:   rows (rows, hidden) wire dtype, in the order of the DISPATCH
 // Each section begins at a multiple of 64 bytes. frame_layout is the only place that knows it.
 // A pass is one walk of a lane through all layers with a fixed set of attention workers: FFN rank 0
 // fixes it at layer 0 and names it in its RETURN; the attention worker repeats pass and members in
@@ -22,21 +22,21 @@ enum { FRAME_FLAG_MORE = 1 }; // DISPATCH: the lane expects to run a further ste
 typedef struct frame_header {
     uint32_t magic;
     uint16_t version;
-    uint16_t kind;       // FRAME_DISPATCH or FRAME_RETURN
-    uint64_t plan_hash;  // model, dtypes, shapes, placement: equal at both ends
-    uint32_t epoch;      // of the bundle; frames of an old epoch are dropped and counted
-    uint32_t step;       // of the lane, from 1; a RETURN repeats that of its DISPATCH
-    uint32_t pass;       // 0 in layer 0 of a DISPATCH
-    uint16_t members;    // attention workers in the pass
-    uint16_t attention;  // rank of the attention worker
-    uint16_t ffn;        // rank of the FFN worker
+    uint16_t kind;      // FRAME_DISPATCH or FRAME_RETURN
+    uint64_t plan_hash; // model, dtypes, shapes, placement: equal at both ends
+    uint32_t epoch;     // of the bundle; frames of an old epoch are dropped and counted
+    uint32_t step;      // of the lane, from 1; a RETURN repeats that of its DISPATCH
+    uint32_t pass;      // 0 in layer 0 of a DISPATCH
+    uint16_t members;   // attention workers in the pass
+    uint16_t attention; // rank of the attention worker
+    uint16_t ffn;       // rank of the FFN worker
     uint16_t lane;
     uint16_t layer;
     uint16_t top_k;
     uint32_t rows;
     uint32_t hidden;
-    uint32_t placement;  // version of the placement of experts
-    uint8_t dtype;       // enum dtype of the rows
+    uint32_t placement; // version of the placement of experts
+    uint8_t dtype;      // enum dtype of the rows
     uint8_t flags;
     uint16_t reserved16; // 0
     uint64_t reserved64; // 0
