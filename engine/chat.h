@@ -10,6 +10,19 @@
 
 #include "engine/tokenizer.h"
 
+// Names for the config key chat.format, besides "auto".
+#define CHAT_FORMAT_MAP(X)                                                                         \
+    X("chatml")                                                                                    \
+    X("qwen2.5")                                                                                   \
+    X("qwen3")                                                                                     \
+    X("olmoe")                                                                                     \
+    X("tulu")                                                                                      \
+    X("mistral")                                                                                   \
+    X("mistral-legacy")                                                                            \
+    X("mistral-v3")                                                                                \
+    X("mistral-tekken")                                                                            \
+    X("llama3")
+
 typedef struct chat_format chat_format;
 
 typedef struct chat_message {
@@ -18,13 +31,9 @@ typedef struct chat_message {
     size_t n_bytes;
 } chat_message;
 
-// The names for the config key chat.format, in one line: "auto, chatml, ...".
-const char *chat_format_names(void);
-bool chat_format_is_name(const char *name);
-
-// name is one of these names; "auto" (or NULL) recognises the format from chat_template.jinja or
-// from chat_template in tokenizer_config.json. E_UNSUPPORTED with the config key when there is no
-// template or none is recognised.
+// name is "auto" or a name of the map; "auto" (or NULL) recognises the format from
+// chat_template.jinja or from chat_template in tokenizer_config.json. E_UNSUPPORTED with the config
+// key when there is no template or none is recognised.
 int chat_format_open(const char *model_dir, const char *name, chat_format **out, error *err);
 void chat_format_close(chat_format *format);
 

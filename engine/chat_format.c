@@ -12,17 +12,20 @@
 
 #define CHATML_TURN(role)                                                                          \
     { "<|im_start|>" role "\n", "<|im_end|>\n" }
+#define CHATML_MARKER "'<|im_start|>'+message.role+'\n'+"
 #define CHATML_STOPS                                                                               \
     { "<|im_end|>", "<|endoftext|>" }
 #define LLAMA3_TURN(role)                                                                          \
     { "<|start_header_id|>" role "<|end_header_id|>\n\n", "<|eot_id|>" }
 
 // Markers are looked for in the template with \n escapes resolved, double quotes made single, and
-// no blanks around '+'. The first row that fits is taken.
+// no blanks around '+' and '|'. They are strict: a template that only resembles a format is
+// refused, since a prompt that is nearly right is worse than a question. The first row that fits is
+// taken.
 static const chat_row rows[] = {
     {.name = "llama3",
-     .has = {"<|start_header_id|>", "<|eot_id|>"},
-     .has_not = {"Cutting Knowledge Date", "<|im_start|>", "[INST]"},
+     .has = {"'<|start_header_id|>'+message.role+'<|end_header_id|>\n\n'+message.content|trim"},
+     .has_not = {"Cutting Knowledge Date", "functions"},
      .bos = true,
      .system = LLAMA3_TURN("system"),
      .user = LLAMA3_TURN("user"),
@@ -31,7 +34,7 @@ static const chat_row rows[] = {
      .stops = {"<|eot_id|>", "<|end_of_text|>"},
      .trim = TRIM_ALL},
     {.name = "qwen3",
-     .has = {"<|im_start|>", "<tool_response>", "last_query_index"},
+     .has = {CHATML_MARKER, "<tool_response>", "last_query_index"},
      .system = CHATML_TURN("system"),
      .user = CHATML_TURN("user"),
      .assistant = CHATML_TURN("assistant"),
@@ -42,7 +45,8 @@ static const chat_row rows[] = {
      .default_system = true,
      .think = true},
     {.name = "qwen2.5",
-     .has = {"<|im_start|>", "<tool_response>"},
+     .has = {CHATML_MARKER, "<tool_response>"},
+     .has_not = {"</think>"},
      .system = CHATML_TURN("system"),
      .user = CHATML_TURN("user"),
      .assistant = CHATML_TURN("assistant"),
@@ -52,7 +56,8 @@ static const chat_row rows[] = {
      .tool_in_user = true,
      .default_system = true},
     {.name = "chatml",
-     .has = {"<|im_start|>", "<|im_end|>"},
+     .has = {CHATML_MARKER, "<|im_end|>"},
+     .has_not = {"</think>"},
      .system = CHATML_TURN("system"),
      .user = CHATML_TURN("user"),
      .assistant = CHATML_TURN("assistant"),
@@ -61,8 +66,9 @@ static const chat_row rows[] = {
      .stops = CHATML_STOPS,
      .default_system = true},
     {.name = "tulu",
-     .has = {"<|user|>\n", "<|assistant|>\n", "not loop.last"},
-     .has_not = {"<|end|>", "'<|user|>\n'+message.content+eos_token", "[gMASK]"},
+     .has = {"'<|user|>\n'+message.content", "'<|assistant|>\n'+message.content+eos_token",
+             "not loop.last"},
+     .has_not = {"'<|user|>\n'+message.content+eos_token"},
      .bos = true,
      .system = {"<|system|>\n", "\n"},
      .user = {"<|user|>\n", "\n"},
@@ -70,8 +76,8 @@ static const chat_row rows[] = {
      .generation = "<|assistant|>\n",
      .bare_last_reply = true},
     {.name = "olmoe",
-     .has = {"<|user|>\n", "<|assistant|>\n"},
-     .has_not = {"<|end|>", "'<|user|>\n'+message.content+eos_token", "[gMASK]"},
+     .has = {"'<|user|>\n'+message.content", "'<|assistant|>\n'+message.content+eos_token"},
+     .has_not = {"'<|user|>\n'+message.content+eos_token"},
      .bos = true,
      .system = {"<|system|>\n", "\n"},
      .user = {"<|user|>\n", "\n"},
@@ -116,25 +122,18 @@ static const chat_row rows[] = {
      .alternate = true},
 };
 #define N_ROWS (sizeof rows / sizeof *rows)
-#define NAMES                                                                                      \
-    "auto, llama3, qwen3, qwen2.5, chatml, tulu, olmoe, mistral, mistral-legacy, mistral-v3, "     \
-    "mistral-tekken"
+#define COUNT(name) +1
+_Static_assert(N_ROWS == CHAT_FORMAT_MAP(COUNT), "each name has a row");
+#define LISTED(name) ", " name
+#define NAMES "auto" CHAT_FORMAT_MAP(LISTED)
 
 // --- recognising ---------------------------------------------------------------------------------
-
-const char *chat_format_names(void) {
-    return NAMES;
-}
 
 static const chat_row *row_named(const char *name) {
     for (size_t i = 0; i < N_ROWS; i++)
         if (strcmp(rows[i].name, name) == 0)
             return &rows[i];
     return NULL;
-}
-
-bool chat_format_is_name(const char *name) {
-    return strcmp(name, "auto") == 0 || row_named(name);
 }
 
 static int choose(error *err, const char *where, const char *what) {
@@ -177,7 +176,8 @@ static int normalize(text_buf *text) {
     static const struct {
         const char *from, *to;
     } rules[] = {{"\\n", "\n"},         {"\"", "'"}, {"['content']", ".content"},
-                 {"['role']", ".role"}, {" +", "+"}, {"+ ", "+"}};
+                 {"['role']", ".role"}, {"  ", " "}, {" +", "+"},
+                 {"+ ", "+"},           {" | ", "|"}};
     int rc = E_OK;
     for (size_t i = 0; i < sizeof rules / sizeof *rules && rc == E_OK; i++) {
         text_buf next = {0};

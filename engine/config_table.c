@@ -1,5 +1,7 @@
 #include "engine/config_table.h"
 
+#include "engine/chat.h"
+
 #include <inttypes.h>
 #include <stdbool.h>
 #include <stdlib.h>
@@ -11,7 +13,8 @@ static const char *const mode_names[] = {CONFIG_MODE_MAP(NAME_OF) NULL};
 static const char *const gather_names[] = {CONFIG_GATHER_MAP(NAME_OF) NULL};
 static const char *const transport_names[] = {CONFIG_TRANSPORT_MAP(NAME_OF) NULL};
 static const char *const level_names[] = {"error", "warn", "info", "debug", NULL};
-static const char *const chat_names[] = {"auto", "chatml", "tulu", "mistral", "llama3", NULL};
+#define LISTED(name) name,
+static const char *const chat_names[] = {"auto", CHAT_FORMAT_MAP(LISTED) NULL};
 _Static_assert(sizeof(config_dtype) == sizeof(int) && sizeof(log_level) == sizeof(int),
                "a choice is stored as an int");
 

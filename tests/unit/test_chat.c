@@ -15,6 +15,7 @@
 
 #include "tests/unit/token_fixtures.h"
 
+#define LISTED(name) name,
 #define CHAT TESTS_DIR "/fixtures/chat/"
 
 static const struct {
@@ -114,11 +115,10 @@ static void test_chosen_by_name(void **state) {
         chat_format *format = open_format(dir, formats[f].format);
         assert_string_equal(chat_format_name(format), formats[f].format);
         chat_format_close(format);
-        assert_true(chat_format_is_name(formats[f].format));
-        assert_non_null(strstr(chat_format_names(), formats[f].format));
     }
-    assert_true(chat_format_is_name("auto"));
-    assert_false(chat_format_is_name("vicuna"));
+    static const char *const names[] = {CHAT_FORMAT_MAP(LISTED)};
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++)
+        chat_format_close(open_format("/nonexistent", names[i]));
     chat_format *format = open_format("/nonexistent", "chatml");
     chat_message message = {"user", "hi", 2};
     char *text;
@@ -148,6 +148,12 @@ static void test_unknown_templates(void **state) {
         "[SYSTEM_PROMPT] '[INST]' '[/INST]' system_message",
         "{{ '<|user|>\n' + message['content'] + eos_token }}{{ '<|assistant|>\n' }}",
         "<start_of_turn>user",
+        "{{ '<|im_start|>' + message['role'] + '<|im_sep|>' + message['content'] + '<|im_end|>' }}",
+        "{{ '<|im_start|>' + message['role'] + '\n' + message['content'].split('</think>')[-1] + "
+        "'<|im_end|>' }}",
+        "{{ '<|' + item['role'] + '|>\n' }}{{ '<|user|>\n' }}{{ '<|assistant|>\n' }}",
+        "functions {{ '<|start_header_id|>' + message['role'] + '<|end_header_id|>\n\n' + "
+        "message['content'] | trim + '<|eot_id|>' }}",
     };
     char dir[] = "/tmp/test_chat_XXXXXX", path[300];
     assert_non_null(mkdtemp(dir));

@@ -150,9 +150,9 @@ static void test_types(void **state) {
     refuse("{\"mode\": \"Colocated\"}",
            ":1: mode: \"Colocated\" is not allowed; give disaggregated or colocated");
     refuse("{\"mode\": true}", ":1: mode: true is not allowed; give disaggregated or colocated");
-    refuse(
-        "{\"chat\": {\"format\": \"vicuna\"}}",
-        ":1: chat.format: \"vicuna\" is not allowed; give auto, chatml, tulu, mistral or llama3");
+    refuse("{\"chat\": {\"format\": \"vicuna\"}}",
+           ":1: chat.format: \"vicuna\" is not allowed; give auto, chatml, qwen2.5, qwen3, olmoe, "
+           "tulu, mistral, mistral-legacy, mistral-v3, mistral-tekken or llama3");
     refuse(
         "{\"ffn\": {\"device\": \"gpu\"}}",
         ":1: ffn.device: \"gpu\" is not allowed; give cpu, cpu:ref, cpu:avx2, cpu:avx512, cuda:N "
