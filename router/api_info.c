@@ -101,6 +101,11 @@ static void put_metrics(json_writer *out, const api *a) {
                (double)stats.prompt_tokens);
     put_metric(out, a, "generation_tokens_total", "counter", "Tokens generated.",
                (double)stats.generated_tokens);
+    put_metric(out, a, "steps_total", "counter", "Steps of lanes of all attention workers.",
+               (double)stats.steps);
+    put_metric(out, a, "transport_bytes_total", "counter",
+               "Bytes of frames between attention and FFN workers, both ways.",
+               (double)stats.wire_bytes);
     put_family(out, "request_success_total", "counter", "Sequences by how they ended.");
     for (int i = FINISH_STOP; i <= FINISH_ERROR; i++) {
         char label[64];

@@ -306,3 +306,13 @@ def test_metrics_add_up(bundle, client):
     assert (after["prompt_tokens_total"] - before["prompt_tokens_total"]
             == answer.usage.prompt_tokens)
     assert after["request_success_total"] - before["request_success_total"] == 1
+    assert after["steps_total"] - before["steps_total"] >= 10
+    # Every token that is computed is a bf16 row there and back in each layer, with the index and
+    # weight of its experts; a step adds the headers and padding of its frames.
+    model = json.loads((ROOT / "config" / "demo_model" / "config.json").read_text())
+    rows = answer.usage.prompt_tokens + 9
+    wire = after["transport_bytes_total"] - before["transport_bytes_total"]
+    least = rows * model["num_hidden_layers"] * (
+        2 * model["hidden_size"] * 2 + model["num_experts_per_tok"] * (2 + 4))
+    steps = after["steps_total"] - before["steps_total"]
+    assert least <= wire <= least + steps * model["num_hidden_layers"] * 512
