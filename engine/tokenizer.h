@@ -14,7 +14,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define TOKENIZER_TEXT_MAX ((size_t)32 << 20) // bytes that one encode call takes
+#define TOKENIZER_TEXT_MAX ((size_t)16 << 20) // bytes that one encode call takes
 
 typedef struct tokenizer tokenizer;
 typedef struct detok detok;
