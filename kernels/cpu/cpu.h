@@ -29,6 +29,18 @@ static inline size_t round_up(size_t n, size_t unit) {
     return (n + unit - 1) / unit * unit;
 }
 
+// y[r][0..16 vectors) = sum over j < k of a[r][j] * w[j][..], j ascending.
+typedef struct gemm_tile {
+    const void *const *a; // as many rows as the shape has, act; the last real one is repeated
+    int rows;             // real ones
+    int vectors;          // of columns, 1..4
+    const void *weights;  // the first column in its panel of width columns
+    size_t k, width;
+    float *y;         // (CPU_MAX_TILE_ROWS, CPU_PANEL)
+    const void *next; // a share of the next panel, which may be fetched into the cache meanwhile
+    size_t next_bytes;
+} gemm_tile;
+
 // One block of 64 tokens against the rows of an attention tile that see any of it.
 typedef struct attention_block {
     int rows;
@@ -57,11 +69,7 @@ typedef struct cpu_isa {
     // Called by a thread around its tiles; NULL: nothing to do.
     void (*enter)(void);
     void (*leave)(void);
-    // y[r][0..16 vectors) = sum over j < k of a[r][j] * w[j][..], j ascending. weights: the first
-    // column of the tile in its panel of width columns. a: as many rows as the shape, the last one
-    // repeated. y: (CPU_MAX_TILE_ROWS, CPU_PANEL).
-    void (*gemm_tile)(const void *const *a, int rows, const void *weights, size_t k, size_t width,
-                      int vectors, float *y);
+    void (*gemm_tile)(const gemm_tile *tile);
     // out[16 i + c] = silu(y[32 i + c]) * y[32 i + 16 + c]
     void (*swiglu)(const float *y, size_t columns, float *out);
     void (*sigmoid)(float *y, size_t columns);
@@ -76,8 +84,8 @@ typedef struct cpu_isa {
 
     void (*to_bf16)(const float *in, uint16_t *out, size_t n);
     void (*from_bf16)(const uint16_t *in, float *out, size_t n);
-    void (*add_bf16)(float *x, const uint16_t *in, size_t n); // x += in
-    void (*add_f32)(float *x, const float *in, size_t n);
+    void (*add_bf16)(float *x, const uint16_t *in, size_t n);             // x += in
+    void (*add_scaled)(float *x, const float *in, float scale, size_t n); // x += scale * in
 } cpu_isa;
 
 // The table of a compute type; false where the machine lacks the set or the set lacks the type.

@@ -20,20 +20,20 @@ typedef struct tile_columns {
     size_t n_out;
 } tile_columns;
 
+static void add_bias(const gemm_job *job, const tile_columns *span, float *y) {
+    if (job->args->bias.mem)
+        job->cpu->isa.add_scaled(y, (const float *)cpu_address(job->args->bias) + span->out, 1.0f,
+                                 span->n_out);
+}
+
 static void finish_f32(const gemm_job *job, const tile_columns *span, float *y, float *out,
                        float scale) {
-    const kernel_gemm_args *args = job->args;
-    if (args->bias.mem) {
-        const float *bias = (const float *)cpu_address(args->bias) + span->out;
-        for (size_t c = 0; c < span->n_out; c++)
-            y[c] += bias[c];
-    }
-    if (args->epilogue == KERNEL_EPILOGUE_ADD) {
-        for (size_t c = 0; c < span->n_out; c++)
-            out[c] += scale * y[c];
+    add_bias(job, span, y);
+    if (job->args->epilogue == KERNEL_EPILOGUE_ADD) {
+        job->cpu->isa.add_scaled(out, y, scale, span->n_out);
         return;
     }
-    if (args->epilogue == KERNEL_EPILOGUE_SIGMOID)
+    if (job->args->epilogue == KERNEL_EPILOGUE_SIGMOID)
         job->cpu->isa.sigmoid(y, span->end - span->first);
     memcpy(out, y, span->n_out * sizeof *out);
 }
@@ -46,15 +46,30 @@ static void finish_act(const gemm_job *job, const tile_columns *span, float *y, 
         cpu_store_act(job->cpu, product, out, span->n_out);
         return;
     }
-    if (args->bias.mem) {
-        const float *bias = (const float *)cpu_address(args->bias) + span->out;
-        for (size_t c = 0; c < span->n_out; c++)
-            y[c] += bias[c];
-    }
+    add_bias(job, span, y);
     cpu_store_act(job->cpu, y, out, span->n_out);
 }
 
-static void run_tile(const gemm_job *job, const tile *t, const tile_columns *span, float *y) {
+// What the next panel of this thread is; tile i of n fetches its share of it.
+typedef struct next_panel {
+    const uint8_t *weights;
+    size_t bytes;
+} next_panel;
+
+// What ADD adds to is scattered over the rows: it is on its way while the tile is multiplied.
+static void fetch_outputs(const gemm_job *job, const tile *t, const tile_columns *span) {
+    const kernel_gemm_args *args = job->args;
+    for (int r = 0; r < t->rows; r++) {
+        int slot = t->first + r;
+        size_t row = (size_t)(args->out_index ? args->out_index[slot] : slot);
+        const float *out = (const float *)cpu_address(args->out) + row * job->n + span->out;
+        for (size_t c = 0; c < span->n_out; c += CPU_VECTOR)
+            __builtin_prefetch(out + c, 1);
+    }
+}
+
+static void run_tile(const gemm_job *job, const tile *t, const tile_columns *span,
+                     const next_panel *share, float *y) {
     const kernel_gemm_args *args = job->args;
     const cpu_matrix *m = (const cpu_matrix *)args->matrices[t->group];
     size_t act = dtype_bytes(job->cpu->base.compute);
@@ -65,9 +80,19 @@ static void run_tile(const gemm_job *job, const tile *t, const tile_columns *spa
         size_t row = (size_t)(args->a_index ? args->a_index[slot] : slot);
         rows[r] = (const uint8_t *)cpu_address(args->a) + row * job->k * act;
     }
-    job->cpu->isa.gemm_tile(rows, t->rows, cpu_column(m, span->first), job->k,
-                            cpu_panel_width(m, span->first),
-                            (int)((span->end - span->first) / CPU_VECTOR), y);
+    if (args->epilogue == KERNEL_EPILOGUE_ADD)
+        fetch_outputs(job, t, span);
+    job->cpu->isa.gemm_tile(&(gemm_tile){
+        .a = rows,
+        .rows = t->rows,
+        .vectors = (int)((span->end - span->first) / CPU_VECTOR),
+        .weights = cpu_column(m, span->first),
+        .k = job->k,
+        .width = cpu_panel_width(m, span->first),
+        .y = y,
+        .next = share->weights,
+        .next_bytes = share->bytes,
+    });
     bool swiglu = args->epilogue == KERNEL_EPILOGUE_SWIGLU;
     size_t stride = swiglu ? job->n / 2 : job->n;
     for (int r = 0; r < t->rows; r++, y += CPU_PANEL) {
@@ -93,6 +118,38 @@ static tile_columns columns_at(const gemm_job *job, size_t first, size_t limit) 
     return span;
 }
 
+// The panel that follows column c: of the same group, else the first of the next group.
+static next_panel panel_after(const gemm_job *job, size_t c, size_t begin, size_t end,
+                              size_t group_tile, size_t next_tile) {
+    const tile *tiles = job->cpu->tiles;
+    if (c >= end && next_tile == job->n_tiles)
+        return (next_panel){NULL, 0};
+    size_t at = c < end ? group_tile : next_tile, column = c < end ? c : begin;
+    const cpu_matrix *m = (const cpu_matrix *)job->args->matrices[tiles[at].group];
+    column = column / CPU_PANEL * CPU_PANEL;
+    size_t bytes = cpu_panel_width(m, column) * m->k_pad * dtype_bytes(job->cpu->base.compute);
+    return (next_panel){cpu_column(m, column), bytes};
+}
+
+// Tiles first..last of one group, for columns begin..end; tile last is the next group's first.
+static void run_group(const gemm_job *job, size_t first, size_t last, size_t begin, size_t end,
+                      float *y) {
+    for (size_t c = begin; c < end;) {
+        tile_columns span = columns_at(job, c, end);
+        // A single tile waits for memory all the time, and its own panel comes first.
+        next_panel next = {NULL, 0};
+        if (last - first > 1)
+            next = panel_after(job, span.end, begin, end, first, last);
+        for (size_t i = first; i < last; i++) {
+            size_t from, to;
+            pool_range(next.bytes, (int)(i - first), (int)(last - first), &from, &to);
+            next_panel share = {next.bytes ? next.weights + from : NULL, to - from};
+            run_tile(job, &job->cpu->tiles[i], &span, &share, y);
+        }
+        c = span.end;
+    }
+}
+
 static void gemm_part(void *user, int part, int n_parts) {
     const gemm_job *job = user;
     const tile *tiles = job->cpu->tiles;
@@ -105,12 +162,7 @@ static void gemm_part(void *user, int part, int n_parts) {
     for (size_t t = 0, t_end; t < job->n_tiles; t = t_end) {
         for (t_end = t; t_end < job->n_tiles && tiles[t_end].group == tiles[t].group;)
             t_end++;
-        for (size_t c = begin; c < end;) {
-            tile_columns span = columns_at(job, c, end);
-            for (size_t i = t; i < t_end; i++)
-                run_tile(job, &tiles[i], &span, job->cpu->scratch[part].y);
-            c = span.end;
-        }
+        run_group(job, t, t_end, begin, end, job->cpu->scratch[part].y);
     }
     if (job->cpu->isa.leave)
         job->cpu->isa.leave();

@@ -17,7 +17,7 @@ enum {
     TILE_BYTES = 1024,
     ROW_BYTES = 64,
     CHUNK_K = 32,     // of one tile product
-    BLOCK_CHUNKS = 8, // chunks that are gathered at a time
+    BLOCK_CHUNKS = 4, // chunks that are gathered at a time
     Y_BYTES = CPU_PANEL * sizeof(float),
 };
 
@@ -94,7 +94,6 @@ static void fetch_ahead(const uint8_t *w, size_t stride, int vectors) {
 }
 
 static void multiply_16(const uint8_t *a, const uint8_t *w, size_t stride, int vectors) {
-    fetch_ahead(w, stride, vectors);
     _tile_loadd(4, a, ROW_BYTES);
     _tile_loadd(5, w, stride);
     _tile_dpbf16ps(0, 4, 5);
@@ -132,40 +131,60 @@ static void clear_sums(void) {
     _tile_zero(3);
 }
 
-static void tile_16(const void *const *a, int rows, const uint8_t *weights, size_t k, size_t stride,
-                    int vectors, float *y, gathered *g) {
-    clear_sums();
-    for (size_t block = 0; block < k; block += BLOCK_CHUNKS * CHUNK_K) {
-        size_t end = block + BLOCK_CHUNKS * CHUNK_K < k ? block + BLOCK_CHUNKS * CHUNK_K : k;
-        gather_rows(a, rows, block, end, g);
-        for (size_t j = block, c = 0; j < end; j += CHUNK_K, c++) {
-            size_t chunk_stride = stride;
-            const uint8_t *w = chunk_weights(weights, j, k, &chunk_stride, vectors, g);
-            multiply_16(g->tiles[c][0], w, chunk_stride, vectors);
-        }
-    }
-    _tile_stored(0, y, Y_BYTES);
-    if (vectors > 1)
-        _tile_stored(1, y + CPU_VECTOR, Y_BYTES);
-    if (vectors > 2)
-        _tile_stored(2, y + 2 * CPU_VECTOR, Y_BYTES);
-    if (vectors > 3)
-        _tile_stored(3, y + 3 * CPU_VECTOR, Y_BYTES);
+// The next panel comes into the second cache while this one is multiplied, a few lines per chunk.
+typedef struct fetcher {
+    const char *at, *end;
+    size_t bytes; // per chunk
+} fetcher;
+
+static fetcher fetch_next(const gemm_tile *t, size_t columns_of_chunks) {
+    size_t chunks = (t->k + CHUNK_K - 1) / CHUNK_K * columns_of_chunks;
+    const char *at = t->next;
+    return (fetcher){at, at + t->next_bytes, round_up(t->next_bytes / chunks + 1, ROW_BYTES)};
 }
 
-// Two vectors of columns at most: four tiles of sums for 32 rows.
-static void tile_32(const void *const *a, int rows, const uint8_t *weights, size_t k, size_t stride,
-                    int vectors, float *y, gathered *g) {
+static void fetch_lines(fetcher *f) {
+    const char *end = (size_t)(f->end - f->at) < f->bytes ? f->end : f->at + f->bytes;
+    for (; f->at < end; f->at += ROW_BYTES)
+        _mm_prefetch(f->at, _MM_HINT_T1);
+}
+
+static void tile_16(const gemm_tile *t, gathered *g) {
+    size_t stride = t->width * 2 * sizeof(uint16_t);
+    fetcher next = fetch_next(t, 1);
     clear_sums();
-    for (size_t block = 0; block < k; block += BLOCK_CHUNKS * CHUNK_K) {
-        size_t end = block + BLOCK_CHUNKS * CHUNK_K < k ? block + BLOCK_CHUNKS * CHUNK_K : k;
-        gather_rows(a, rows, block, end, g);
+    for (size_t block = 0; block < t->k; block += BLOCK_CHUNKS * CHUNK_K) {
+        size_t end = block + BLOCK_CHUNKS * CHUNK_K < t->k ? block + BLOCK_CHUNKS * CHUNK_K : t->k;
+        gather_rows(t->a, t->rows, block, end, g);
         for (size_t j = block, c = 0; j < end; j += CHUNK_K, c++) {
             size_t chunk_stride = stride;
-            const uint8_t *w = chunk_weights(weights, j, k, &chunk_stride, vectors, g);
-            multiply_32(g->tiles[c][0], w, chunk_stride, vectors);
+            const uint8_t *w = chunk_weights(t->weights, j, t->k, &chunk_stride, t->vectors, g);
+            fetch_lines(&next);
+            fetch_ahead(w, chunk_stride, t->vectors);
+            multiply_16(g->tiles[c][0], w, chunk_stride, t->vectors);
         }
     }
+    _tile_stored(0, t->y, Y_BYTES);
+    if (t->vectors > 1)
+        _tile_stored(1, t->y + CPU_VECTOR, Y_BYTES);
+    if (t->vectors > 2)
+        _tile_stored(2, t->y + 2 * CPU_VECTOR, Y_BYTES);
+    if (t->vectors > 3)
+        _tile_stored(3, t->y + 3 * CPU_VECTOR, Y_BYTES);
+}
+
+// Sums of 32 rows and two vectors of columns, kept in y between blocks of k: the gathered rows
+// serve all columns of the tile, and the weights are read in order.
+static void load_sums(const float *y, int vectors) {
+    _tile_loadd(0, y, Y_BYTES);
+    _tile_loadd(2, y + TILE_ROWS * CPU_PANEL, Y_BYTES);
+    if (vectors > 1) {
+        _tile_loadd(1, y + CPU_VECTOR, Y_BYTES);
+        _tile_loadd(3, y + TILE_ROWS * CPU_PANEL + CPU_VECTOR, Y_BYTES);
+    }
+}
+
+static void store_sums(float *y, int vectors) {
     _tile_stored(0, y, Y_BYTES);
     _tile_stored(2, y + TILE_ROWS * CPU_PANEL, Y_BYTES);
     if (vectors > 1) {
@@ -174,19 +193,38 @@ static void tile_32(const void *const *a, int rows, const uint8_t *weights, size
     }
 }
 
-static void gemm_tile(const void *const *a, int rows, const void *weights, size_t k, size_t width,
-                      int vectors, float *y) {
-    gathered g;
-    size_t stride = width * 2 * sizeof(uint16_t);
-    if (rows < TILE_ROWS || (rows > TILE_ROWS && rows < 2 * TILE_ROWS))
-        memset(g.tiles, 0, sizeof g.tiles);
-    if (rows <= TILE_ROWS) {
-        tile_16(a, rows, weights, k, stride, vectors, y, &g);
-        return;
+static void tile_32(const gemm_tile *t, gathered *g) {
+    size_t stride = t->width * 2 * sizeof(uint16_t);
+    fetcher next = fetch_next(t, (size_t)(t->vectors + 1) / 2);
+    for (size_t block = 0; block < t->k; block += BLOCK_CHUNKS * CHUNK_K) {
+        size_t end = block + BLOCK_CHUNKS * CHUNK_K < t->k ? block + BLOCK_CHUNKS * CHUNK_K : t->k;
+        gather_rows(t->a, t->rows, block, end, g);
+        for (int v = 0; v < t->vectors; v += 2) {
+            const uint8_t *weights = (const uint8_t *)t->weights + v * ROW_BYTES;
+            int n = t->vectors - v < 2 ? 1 : 2;
+            if (block)
+                load_sums(t->y + v * CPU_VECTOR, n);
+            else
+                clear_sums();
+            for (size_t j = block, c = 0; j < end; j += CHUNK_K, c++) {
+                size_t chunk_stride = stride;
+                const uint8_t *w = chunk_weights(weights, j, t->k, &chunk_stride, n, g);
+                fetch_lines(&next);
+                multiply_32(g->tiles[c][0], w, chunk_stride, n);
+            }
+            store_sums(t->y + v * CPU_VECTOR, n);
+        }
     }
-    for (int v = 0; v < vectors; v += 2)
-        tile_32(a, rows, (const uint8_t *)weights + v * ROW_BYTES, k, stride,
-                vectors - v < 2 ? 1 : 2, y + v * CPU_VECTOR, &g);
+}
+
+static void multiply(const gemm_tile *t) {
+    gathered g;
+    if (t->rows % TILE_ROWS)
+        memset(g.tiles, 0, sizeof g.tiles);
+    if (t->rows <= TILE_ROWS)
+        tile_16(t, &g);
+    else
+        tile_32(t, &g);
 }
 
 static const tile_shape shapes[] = {{16, 100, 14}, {32, 120, 20}};
@@ -213,7 +251,7 @@ bool cpu_isa_amx(dtype compute, cpu_isa *out) {
     out->name = "amx";
     out->n_shapes = sizeof shapes / sizeof *shapes;
     out->shapes = shapes;
-    out->gemm_tile = gemm_tile;
+    out->gemm_tile = multiply;
     out->enter = enter;
     out->leave = leave;
     return true;

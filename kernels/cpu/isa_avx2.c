@@ -84,28 +84,23 @@ INLINE void tile_f32(const void *const *a, const int rows, const float *w, size_
 
 // Eight accumulators whatever the rows: a tile of more rows goes through its columns in narrower
 // strips. A strip never ends beyond the tile, whose columns are a multiple of 16.
+#define STRIPS(suffix, type, rows, strip)                                                          \
+    for (; c + (strip) <= columns; c += (strip))                                                   \
+        tile_##suffix(t->a, rows, (const type *)t->weights + c, t->k, t->width, (strip) / LANES,   \
+                      t->y + c);
 #define GEMM_TILE(suffix, type)                                                                    \
-    static void gemm_tile_##suffix(const void *const *a, int rows, const void *weights, size_t k,  \
-                                   size_t width, int vectors, float *y) {                          \
-        const type *w = weights;                                                                   \
-        int columns = vectors * CPU_VECTOR, c = 0;                                                 \
-        if (rows == 1)                                                                             \
-            for (; c + 64 <= columns; c += 64)                                                     \
-                tile_##suffix(a, 1, w + c, k, width, 8, y + c);                                    \
-        if (rows <= 2)                                                                             \
-            for (; c + 32 <= columns; c += 32)                                                     \
-                tile_##suffix(a, rows == 1 ? 1 : 2, w + c, k, width, 4, y + c);                    \
-        for (; c < columns; c += 16)                                                               \
-            switch (rows) {                                                                        \
-            case 1:                                                                                \
-                tile_##suffix(a, 1, w + c, k, width, 2, y + c);                                    \
-                break;                                                                             \
-            case 2:                                                                                \
-                tile_##suffix(a, 2, w + c, k, width, 2, y + c);                                    \
-                break;                                                                             \
-            default:                                                                               \
-                tile_##suffix(a, 4, w + c, k, width, 2, y + c);                                    \
-            }                                                                                      \
+    static void gemm_tile_##suffix(const gemm_tile *t) {                                           \
+        int columns = t->vectors * CPU_VECTOR, c = 0;                                              \
+        if (t->rows == 1) {                                                                        \
+            STRIPS(suffix, type, 1, 64)                                                            \
+            STRIPS(suffix, type, 1, 32)                                                            \
+            STRIPS(suffix, type, 1, 16)                                                            \
+        } else if (t->rows == 2) {                                                                 \
+            STRIPS(suffix, type, 2, 32)                                                            \
+            STRIPS(suffix, type, 2, 16)                                                            \
+        } else {                                                                                   \
+            STRIPS(suffix, type, 4, 16)                                                            \
+        }                                                                                          \
     }
 GEMM_TILE(bf16, uint32_t)
 GEMM_TILE(f32, float)
@@ -201,12 +196,14 @@ static void add_bf16(float *x, const uint16_t *in, size_t n) {
         x[i] += bf16_to_f32(in[i]);
 }
 
-static void add_f32(float *x, const float *in, size_t n) {
+static void add_scaled(float *x, const float *in, float scale, size_t n) {
     size_t i = 0;
-    for (; i + LANES <= n; i += LANES)
-        _mm256_storeu_ps(x + i, _mm256_add_ps(_mm256_loadu_ps(x + i), _mm256_loadu_ps(in + i)));
+    for (; i + LANES <= n; i += LANES) {
+        __m256 y = _mm256_mul_ps(_mm256_set1_ps(scale), _mm256_loadu_ps(in + i));
+        _mm256_storeu_ps(x + i, _mm256_add_ps(_mm256_loadu_ps(x + i), y));
+    }
     for (; i < n; i++)
-        x[i] += in[i];
+        x[i] += scale * in[i];
 }
 
 INLINE float sum_of(__m256 x) {
@@ -390,7 +387,7 @@ static const tile_shape shapes[] = {{1, 70, 60}, {2, 100, 95}, {4, 160, 160}};
         .gemm_tile = gemm_tile_##suffix, .swiglu = swiglu, .sigmoid = sigmoid,                     \
         .norm = norm_##suffix, .scores = scores_##suffix, .softmax = softmax_##suffix,             \
         .values = values_##suffix, .to_bf16 = to_bf16, .from_bf16 = from_bf16,                     \
-        .add_bf16 = add_bf16, .add_f32 = add_f32,                                                  \
+        .add_bf16 = add_bf16, .add_scaled = add_scaled,                                            \
     }
 
 bool cpu_isa_avx2(dtype compute, cpu_isa *out) {

@@ -85,24 +85,29 @@ INLINE void tile_f32(const void *const *a, const int rows, const float *w, size_
             _mm512_storeu_ps(y + r * CPU_PANEL + v * CPU_VECTOR, sum[r][v]);
 }
 
-#define TILE(tile, r, v)                                                                           \
+#define TILE(tile, type, r, v)                                                                     \
     case ((r)-1) * MAX_VECTORS + (v)-1:                                                            \
-        tile(a, r, weights, k, width, v, y);                                                       \
+        tile(t->a, r, (const type *)t->weights, t->k, t->width, v, t->y);                          \
         break;
-#define TILE_ROWS(tile, r) TILE(tile, r, 1) TILE(tile, r, 2) TILE(tile, r, 3) TILE(tile, r, 4)
-#define TILES(tile)                                                                                \
-    TILE_ROWS(tile, 1)                                                                             \
-    TILE_ROWS(tile, 2)                                                                             \
-    TILE_ROWS(tile, 3) TILE_ROWS(tile, 4) TILE_ROWS(tile, 5) TILE_ROWS(tile, 6)
+#define TILE_ROWS(tile, type, r)                                                                   \
+    TILE(tile, type, r, 1)                                                                         \
+    TILE(tile, type, r, 2)                                                                         \
+    TILE(tile, type, r, 3)                                                                         \
+    TILE(tile, type, r, 4)
+#define TILES(tile, type)                                                                          \
+    TILE_ROWS(tile, type, 1)                                                                       \
+    TILE_ROWS(tile, type, 2)                                                                       \
+    TILE_ROWS(tile, type, 3)                                                                       \
+    TILE_ROWS(tile, type, 4)                                                                       \
+    TILE_ROWS(tile, type, 5)                                                                       \
+    TILE_ROWS(tile, type, 6)
 
-static void gemm_tile_bf16(const void *const *a, int rows, const void *weights, size_t k,
-                           size_t width, int vectors, float *y) {
-    switch ((rows - 1) * MAX_VECTORS + vectors - 1) { TILES(tile_bf16) }
+static void gemm_tile_bf16(const gemm_tile *t) {
+    switch ((t->rows - 1) * MAX_VECTORS + t->vectors - 1) { TILES(tile_bf16, uint32_t) }
 }
 
-static void gemm_tile_f32(const void *const *a, int rows, const void *weights, size_t k,
-                          size_t width, int vectors, float *y) {
-    switch ((rows - 1) * MAX_VECTORS + vectors - 1) { TILES(tile_f32) }
+static void gemm_tile_f32(const gemm_tile *t) {
+    switch ((t->rows - 1) * MAX_VECTORS + t->vectors - 1) { TILES(tile_f32, float) }
 }
 
 // ---- Elementwise ----
@@ -186,12 +191,14 @@ static void add_bf16(float *x, const uint16_t *in, size_t n) {
     _mm512_mask_storeu_ps(x + i, tail, _mm512_add_ps(_mm512_maskz_loadu_ps(tail, x + i), y));
 }
 
-static void add_f32(float *x, const float *in, size_t n) {
+static void add_scaled(float *x, const float *in, float scale, size_t n) {
     size_t i = 0;
-    for (; i + CPU_VECTOR <= n; i += CPU_VECTOR)
-        _mm512_storeu_ps(x + i, _mm512_add_ps(_mm512_loadu_ps(x + i), _mm512_loadu_ps(in + i)));
+    for (; i + CPU_VECTOR <= n; i += CPU_VECTOR) {
+        __m512 y = _mm512_mul_ps(_mm512_set1_ps(scale), _mm512_loadu_ps(in + i));
+        _mm512_storeu_ps(x + i, _mm512_add_ps(_mm512_loadu_ps(x + i), y));
+    }
     __mmask16 tail = tail_mask(n - i);
-    __m512 y = _mm512_maskz_loadu_ps(tail, in + i);
+    __m512 y = _mm512_mul_ps(_mm512_set1_ps(scale), _mm512_maskz_loadu_ps(tail, in + i));
     _mm512_mask_storeu_ps(x + i, tail, _mm512_add_ps(_mm512_maskz_loadu_ps(tail, x + i), y));
 }
 
@@ -419,7 +426,7 @@ static const tile_shape shapes[] = {{1, 50, 30}, {2, 50, 33}, {3, 52, 40},
         .gemm_tile = gemm_tile_##suffix, .swiglu = swiglu, .sigmoid = sigmoid,                     \
         .norm = norm_##suffix, .scores = scores_##suffix, .softmax = softmax_##suffix,             \
         .values = values_##suffix, .to_bf16 = to_bf16, .from_bf16 = from_bf16,                     \
-        .add_bf16 = add_bf16, .add_f32 = add_f32,                                                  \
+        .add_bf16 = add_bf16, .add_scaled = add_scaled,                                            \
     }
 
 bool cpu_isa_avx512(dtype compute, cpu_isa *out) {

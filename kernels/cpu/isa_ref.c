@@ -3,14 +3,14 @@
 
 #include <math.h>
 
-static void gemm_tile_bf16(const void *const *a, int rows, const void *weights, size_t k,
-                           size_t width, int vectors, float *y) {
-    size_t columns = (size_t)vectors * CPU_VECTOR;
-    for (int r = 0; r < rows; r++, y += CPU_PANEL) {
-        const uint16_t *row = a[r];
+static void gemm_tile_bf16(const gemm_tile *t) {
+    size_t columns = (size_t)t->vectors * CPU_VECTOR;
+    for (int r = 0; r < t->rows; r++) {
+        const uint16_t *row = t->a[r];
+        float *y = t->y + r * CPU_PANEL;
         memset(y, 0, columns * sizeof *y);
-        for (size_t j = 0; j < k; j++) {
-            const uint16_t *w = (const uint16_t *)weights + j / 2 * 2 * width + j % 2;
+        for (size_t j = 0; j < t->k; j++) {
+            const uint16_t *w = (const uint16_t *)t->weights + j / 2 * 2 * t->width + j % 2;
             float value = bf16_to_f32(row[j]);
             for (size_t c = 0; c < columns; c++)
                 y[c] += value * bf16_to_f32(w[2 * c]);
@@ -18,14 +18,14 @@ static void gemm_tile_bf16(const void *const *a, int rows, const void *weights, 
     }
 }
 
-static void gemm_tile_f32(const void *const *a, int rows, const void *weights, size_t k,
-                          size_t width, int vectors, float *y) {
-    size_t columns = (size_t)vectors * CPU_VECTOR;
-    for (int r = 0; r < rows; r++, y += CPU_PANEL) {
-        const float *row = a[r];
+static void gemm_tile_f32(const gemm_tile *t) {
+    size_t columns = (size_t)t->vectors * CPU_VECTOR;
+    for (int r = 0; r < t->rows; r++) {
+        const float *row = t->a[r];
+        float *y = t->y + r * CPU_PANEL;
         memset(y, 0, columns * sizeof *y);
-        for (size_t j = 0; j < k; j++) {
-            const float *w = (const float *)weights + j * width;
+        for (size_t j = 0; j < t->k; j++) {
+            const float *w = (const float *)t->weights + j * t->width;
             for (size_t c = 0; c < columns; c++)
                 y[c] += row[j] * w[c];
         }
@@ -162,9 +162,9 @@ static void add_bf16(float *x, const uint16_t *in, size_t n) {
         x[i] += bf16_to_f32(in[i]);
 }
 
-static void add_f32(float *x, const float *in, size_t n) {
+static void add_scaled(float *x, const float *in, float scale, size_t n) {
     for (size_t i = 0; i < n; i++)
-        x[i] += in[i];
+        x[i] += scale * in[i];
 }
 
 static const tile_shape shapes[] = {{1, 500, 500}, {4, 1900, 1900}};
@@ -175,7 +175,7 @@ static const tile_shape shapes[] = {{1, 500, 500}, {4, 1900, 1900}};
         .gemm_tile = gemm_tile_##suffix, .swiglu = swiglu, .sigmoid = sigmoid,                     \
         .norm = norm_##suffix, .scores = scores_##suffix, .softmax = softmax_##suffix,             \
         .values = values_##suffix, .to_bf16 = to_bf16, .from_bf16 = from_bf16,                     \
-        .add_bf16 = add_bf16, .add_f32 = add_f32,                                                  \
+        .add_bf16 = add_bf16, .add_scaled = add_scaled,                                            \
     }
 
 bool cpu_isa_ref(dtype compute, cpu_isa *out) {

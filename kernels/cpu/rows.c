@@ -154,7 +154,8 @@ static void combine_part(void *user, int part, int n_parts) {
             float *x = (float *)cpu_address(args->x) + row * args->hidden + begin;
             size_t at = f * args->hidden + begin;
             if (args->wire == DTYPE_F32)
-                job->cpu->isa.add_f32(x, (const float *)args->payload[rank] + at, end - begin);
+                job->cpu->isa.add_scaled(x, (const float *)args->payload[rank] + at, 1.0f,
+                                         end - begin);
             else
                 job->cpu->isa.add_bf16(x, (const uint16_t *)args->payload[rank] + at, end - begin);
         }
