@@ -174,13 +174,16 @@ static void clear_sent(api_choice *choice) {
     choice->sent = true;
 }
 
-static void send_chunk(api_choice *choice) {
+// False: out of memory.
+static bool send_chunk(api_choice *choice) {
     api *a = choice->job->api;
     json_writer_clear(&a->scratch);
     api_output_chunk(choice, &a->scratch);
-    if (!a->scratch.failed)
-        send_stream(choice->job, a->scratch.text, a->scratch.n);
+    if (a->scratch.failed)
+        return false;
+    send_stream(choice->job, a->scratch.text, a->scratch.n);
     clear_sent(choice);
+    return true;
 }
 
 static void on_token(void *user, const token_event *event) {
@@ -209,8 +212,10 @@ static void on_token(void *user, const token_event *event) {
         return;
     }
     bool has_words = counts && (choice->text.n || choice->n_logprobs);
-    if (job->params.stream && (has_words || !choice->running))
-        send_chunk(choice);
+    if (job->params.stream && (has_words || !choice->running) && !send_chunk(choice)) {
+        fail_no_memory(job);
+        return;
+    }
     if (job->n_running == 0)
         finish_job(job);
 }
@@ -279,8 +284,10 @@ static void finish_echo(api_job *job) {
     for (size_t i = 0; i < job->n_choices; i++) {
         job->n_running++;
         end_choice(&job->choices[i], FINISH_LENGTH);
-        if (job->params.stream)
-            send_chunk(&job->choices[i]);
+        if (job->params.stream && !send_chunk(&job->choices[i])) {
+            fail_no_memory(job);
+            return;
+        }
     }
     finish_job(job);
 }

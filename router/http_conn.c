@@ -98,7 +98,6 @@ static void fail(http_conn *conn, int status, const char *why);
 static void on_timer(uv_timer_t *timer) {
     http_conn *conn = timer->data;
     if (conn->resume) {
-        conn->resume = false;
         process(conn);
     } else if (conn->state == CONN_HEAD && conn->in_end > conn->in_start) {
         fail(conn, 408, "the request's headers took too long to arrive");
@@ -330,6 +329,7 @@ static void finish_after_eof(http_conn *conn) {
 
 static void process(http_conn *conn) {
     conn->processing = true;
+    conn->resume = false;
     bool more = true;
     while (more) {
         if (conn->state == CONN_HEAD)
@@ -344,6 +344,9 @@ static void process(http_conn *conn) {
         conn->in_start = conn->in_end = 0;
     if (conn->peer_eof)
         finish_after_eof(conn);
+    // The timer may have been spent on taking up a waiting request.
+    if (conn->state == CONN_HEAD && !uv_is_active((uv_handle_t *)&conn->timer))
+        set_deadline(conn, conn->server->limits.idle_timeout_ms);
     // A client may pipeline, but what waits for its turn is bounded. A body is always taken.
     set_reading(conn, conn->state == CONN_LINGER || unread(conn) < HTTP_READ_BYTES);
 }

@@ -50,7 +50,8 @@ struct http_conn {
     char *in; // (in_room) owned; bytes from in_start to in_end are unread
     size_t in_start, in_end, in_room;
     size_t scanned;       // of the head that begins at in_start
-    size_t unsent_before; // at the write timer's last look
+    uint64_t n_queued;    // bytes ever given to the socket
+    uint64_t sent_before; // of them sent at the write timer's last look
     size_t n_writes;      // not yet completed
     uint64_t body_left;   // of a body with Content-Length
     http_chunked chunked;
@@ -68,7 +69,7 @@ struct http_server {
     int port;
     http_conn *conns;
     size_t n_conns, body_bytes;
-    bool closing;
+    bool closing, accept_failed;
     void (*on_closed)(void *user);
     void *closed_user;
     time_t date_second;

@@ -5,8 +5,10 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 
-enum { LISTEN_BACKLOG = 511 };
+// SPARE_FILES: what the process has open beside connections.
+enum { LISTEN_BACKLOG = 511, SPARE_FILES = 128 };
 
 http_limits http_limits_default(void) {
     return (http_limits){.max_header_bytes = 32 * 1024,
@@ -23,7 +25,10 @@ http_limits http_limits_default(void) {
 static void on_connection(uv_stream_t *listener, int status) {
     http_server *server = listener->data;
     if (status < 0) {
-        log_warn("http: accept: %s", uv_strerror(status));
+        if (!server->accept_failed)
+            log_warn("http: a connection could not be accepted: %s; said once",
+                     uv_strerror(status));
+        server->accept_failed = true;
         return;
     }
     http_conn_accept(server);
@@ -68,6 +73,18 @@ static int listen_at(http_server *server, const char *host, int port, error *err
     return E_OK;
 }
 
+// The usual soft limit of 1024 open files is below what max_connections may need.
+static void raise_file_limit(size_t max_connections) {
+    struct rlimit limit;
+    rlim_t need = max_connections + SPARE_FILES;
+    if (getrlimit(RLIMIT_NOFILE, &limit) != 0 || limit.rlim_cur >= need)
+        return;
+    limit.rlim_cur = limit.rlim_max < need ? limit.rlim_max : need;
+    if (setrlimit(RLIMIT_NOFILE, &limit) != 0 || limit.rlim_cur < need)
+        log_warn("http: %zu connections need %llu open files and the limit is %llu",
+                 max_connections, (unsigned long long)need, (unsigned long long)limit.rlim_cur);
+}
+
 int http_server_open(const http_server_args *args, http_server **out, error *err) {
     if (!args->host || args->port < 0 || args->port > 65535)
         return error_set(err, E_INVALID, "cannot listen on %s port %d: no such port",
@@ -88,6 +105,7 @@ int http_server_open(const http_server_args *args, http_server **out, error *err
         http_server_close(server, 0, NULL, NULL);
         return rc;
     }
+    raise_file_limit(args->limits.max_connections);
     *out = server;
     return E_OK;
 }

@@ -44,13 +44,14 @@ size_t http_unsent(const http_conn *conn) {
     return uv_stream_get_write_queue_size((const uv_stream_t *)&conn->tcp);
 }
 
-// A single large write reports no progress of its own, so the queue is compared with the last look.
+// A single large write reports no progress of its own, and a stream's queue may grow while it is
+// sent: what counts is that some byte has gone since the last look.
 static void on_write_timer(uv_timer_t *timer) {
     http_conn *conn = timer->data;
-    size_t unsent = http_unsent(conn);
-    if (unsent && unsent >= conn->unsent_before)
+    uint64_t sent = conn->n_queued - http_unsent(conn);
+    if (sent == conn->sent_before)
         http_conn_close(conn);
-    conn->unsent_before = unsent;
+    conn->sent_before = sent;
 }
 
 static void on_written(uv_write_t *write, int status) {
@@ -94,9 +95,10 @@ int http_write(http_conn *conn, const http_part *parts, size_t n_parts) {
     }
     if (conn->n_writes++ == 0) {
         uint32_t timeout = conn->server->limits.write_timeout_ms;
-        conn->unsent_before = SIZE_MAX;
+        conn->sent_before = conn->n_queued;
         uv_timer_start(&conn->write_timer, on_write_timer, timeout, timeout);
     }
+    conn->n_queued += n;
     return E_OK;
 }
 

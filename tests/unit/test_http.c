@@ -1,121 +1,10 @@
-// The HTTP server over real loopback sockets: framing, limits, order, abort, draining.
-#include "router/http.h"
-#include "router/http_chunked.h"
-#include "router/http_head.h"
-#include "tests/support/http_client.h"
-
+// The HTTP server over real loopback sockets: framing, order, streams, abort, draining.
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
 #include <cmocka.h>
 
-enum { MAX_HELD = 16 };
-
-typedef struct fixture {
-    uv_loop_t loop;
-    http_server *server;
-    int port;
-    bool closed;
-    int n_requests, n_aborts, n_held;
-    http_request *held[MAX_HELD]; // of /later and /stream, in order of arrival
-} fixture;
-
-static fixture *fx;
-
-static void on_abort(void *user) {
-    fx->n_aborts++;
-    *(http_request **)user = NULL;
-}
-
-static void on_request(void *user, http_request *request) {
-    (void)user;
-    fx->n_requests++;
-    const char *path = http_request_path(request);
-    if (strcmp(path, "/later") == 0 || strcmp(path, "/stream") == 0) {
-        assert_true(fx->n_held < MAX_HELD);
-        fx->held[fx->n_held] = request;
-        http_request_watch(request, on_abort, &fx->held[fx->n_held++]);
-        if (path[1] == 's')
-            http_stream_begin(request, 200, "text/event-stream", NULL);
-        return;
-    }
-    size_t n;
-    const char *body = http_request_body(request, &n);
-    char out[1024];
-    int n_out = snprintf(out, sizeof out, "<%s %s?%s %zu %.100s>", http_request_method(request),
-                         path, http_request_query(request), n, body);
-    http_respond(request, 200, "text/plain", "X-Extra: yes\r\n", out, (size_t)n_out);
-}
-
-static void start(http_limits limits) {
-    fx = calloc(1, sizeof *fx);
-    uv_loop_init(&fx->loop);
-    error err = {0};
-    http_server_args args = {&fx->loop, "127.0.0.1", 0, limits, on_request, NULL};
-    assert_int_equal(http_server_open(&args, &fx->server, &err), E_OK);
-    fx->port = http_server_port(fx->server);
-    assert_true(fx->port > 0);
-}
-
-static void on_server_closed(void *user) {
-    ((fixture *)user)->closed = true;
-}
-
-static int setup(void **state) {
-    (void)state;
-    start(http_limits_default());
-    return 0;
-}
-
-static int teardown(void **state) {
-    (void)state;
-    if (!fx->closed)
-        http_server_close(fx->server, 0, on_server_closed, fx);
-    for (int i = 0; i < 20000 && !fx->closed; i++)
-        client_turn(&fx->loop);
-    assert_true(fx->closed);
-    uv_run(&fx->loop, UV_RUN_NOWAIT);
-    assert_int_equal(uv_loop_close(&fx->loop), 0);
-    free(fx);
-    return 0;
-}
-
-static void restart(http_limits limits) {
-    teardown(NULL);
-    start(limits);
-}
-
-static client *dial(void) {
-    return client_open(&fx->loop, fx->port);
-}
-
-// Sends text on a fresh connection and expects expected in the answer and, where asked, the end.
-static void expect(const char *text, const char *expected, bool end) {
-    client *c = dial();
-    assert_true(client_send(c, text));
-    if (!client_wait(c, expected)) {
-        print_error("sent: %s\nwanted: %s\ngot: %s\n", text, expected, c->in);
-        fail();
-    }
-    if (end)
-        assert_true(client_wait_eof(c));
-    client_close(c);
-}
-
-static http_request *wait_held(int i) {
-    for (int turn = 0; turn < 20000 && fx->n_held <= i; turn++)
-        client_turn(&fx->loop);
-    assert_true(fx->n_held > i);
-    return fx->held[i];
-}
-
-static void wait_aborts(int n) {
-    for (int turn = 0; turn < 20000 && fx->n_aborts < n; turn++)
-        client_turn(&fx->loop);
-    assert_int_equal(fx->n_aborts, n);
-}
-
-#define HOST "Host: x\r\n"
+#include "tests/support/http_fixture.h"
 
 static void test_simple(void **state) {
     (void)state;
@@ -274,57 +163,6 @@ static void test_bad_chunks(void **state) {
     assert_int_equal(fx->n_requests, 0);
 }
 
-static void test_oversize(void **state) {
-    (void)state;
-    http_limits limits = http_limits_default();
-    limits.max_header_bytes = 1000;
-    limits.max_body_bytes = 2000;
-    restart(limits);
-    char *big = malloc(5000);
-    int n = snprintf(big, 5000, "GET / HTTP/1.1\r\n" HOST "A: %01500d\r\n\r\n", 0);
-    assert_true(n > 1500);
-    expect(big, "HTTP/1.1 431", true);
-    memset(big, 'a', 4000);
-    big[4000] = '\0';
-    expect(big, "HTTP/1.1 431", true);
-    expect("POST / HTTP/1.1\r\n" HOST "Content-Length: 2001\r\n\r\n", "HTTP/1.1 413", true);
-    // With 100-continue the body is refused before it is sent.
-    expect("POST / HTTP/1.1\r\n" HOST "Expect: 100-continue\r\nContent-Length: 2001\r\n\r\n",
-           "HTTP/1.1 413", true);
-    snprintf(big, 5000,
-             "POST / HTTP/1.1\r\n" HOST "Transfer-Encoding: chunked\r\n\r\n"
-             "3e8\r\n%01000d\r\n3e8\r\n%01000d\r\n1\r\nx",
-             0, 0);
-    expect(big, "HTTP/1.1 413", true);
-    n = snprintf(big, 5000, "POST / HTTP/1.1\r\n" HOST "Content-Length: 2000\r\n\r\n%02000d", 0);
-    expect(big, "<POST /? 2000 0000", false);
-    free(big);
-    char many[4000] = "GET / HTTP/1.1\r\n" HOST;
-    restart(http_limits_default());
-    for (int i = 0; i < HTTP_MAX_HEADERS; i++)
-        strcat(many, "A: b\r\n");
-    strcat(many, "\r\n");
-    expect(many, "HTTP/1.1 431", true);
-}
-
-static void test_total_body_cap(void **state) {
-    (void)state;
-    http_limits limits = http_limits_default();
-    limits.max_total_body_bytes = 10000;
-    restart(limits);
-    client *c = dial();
-    client_send(c, "POST /later HTTP/1.1\r\n" HOST "Content-Length: 9000\r\n\r\n");
-    char zeros[9001];
-    memset(zeros, '0', sizeof zeros);
-    client_send_n(c, zeros, 9000);
-    http_request *first = wait_held(0);
-    expect("POST / HTTP/1.1\r\n" HOST "Content-Length: 5000\r\n\r\nab", "HTTP/1.1 503", true);
-    http_request_drop_body(first);
-    expect("POST / HTTP/1.1\r\n" HOST "Content-Length: 2\r\n\r\nab", "<POST /? 2 ab>", false);
-    http_respond(first, 200, NULL, NULL, NULL, 0);
-    client_close(c);
-}
-
 static void test_expect_continue(void **state) {
     (void)state;
     client *c = dial();
@@ -373,30 +211,6 @@ static void test_targets(void **state) {
     expect("GET /up HTTP/1.1\r\n" HOST "Connection: Upgrade\r\nUpgrade: websocket\r\n\r\n",
            "<GET /up? 0 >", false);
     expect("CONNECT h:1 HTTP/1.1\r\n" HOST "\r\n", "<CONNECT h:1", false);
-}
-
-static void test_slow_clients(void **state) {
-    (void)state;
-    http_limits limits = http_limits_default();
-    limits.header_timeout_ms = 60;
-    limits.body_timeout_ms = 60;
-    limits.idle_timeout_ms = 120;
-    restart(limits);
-    expect("GET / HTTP/1.1\r\nHos", "HTTP/1.1 408", true);
-    expect("POST / HTTP/1.1\r\n" HOST "Content-Length: 5\r\n\r\nabc", "HTTP/1.1 408", true);
-    client *c = dial(); // idle: closed without a word
-    uint64_t begin = client_now_ms();
-    assert_true(client_wait_eof(c));
-    assert_true(client_now_ms() - begin >= 100);
-    assert_int_equal(c->n_in, 0);
-    client_close(c);
-    c = dial(); // a request in service is not idle
-    client_send(c, "GET /later HTTP/1.1\r\n" HOST "\r\n");
-    http_request *request = wait_held(0);
-    client_run_ms(&fx->loop, 200);
-    http_respond(request, 200, "text/plain", NULL, "patience", 8);
-    assert_non_null(client_wait(c, "patience"));
-    client_close(c);
 }
 
 static void test_stream(void **state) {
@@ -456,62 +270,6 @@ static void test_half_close_after_requests(void **state) {
     client_close(c);
 }
 
-static void test_reader_that_does_not_read(void **state) {
-    (void)state;
-    http_limits limits = http_limits_default();
-    limits.max_write_queue_bytes = 50000;
-    restart(limits);
-    client *c = dial();
-    client_send(c, "GET /stream HTTP/1.1\r\n" HOST "\r\n");
-    http_request *request = wait_held(0);
-    static char block[65536];
-    memset(block, 'b', sizeof block);
-    int rc = E_OK, n;
-    for (n = 0; n < 1000 && rc == E_OK; n++) {
-        rc = http_stream_write(request, block, sizeof block);
-        assert_int_equal(fx->n_aborts, 0); // never inside the call
-        if (rc == E_OK)
-            client_turn(&fx->loop);
-    }
-    assert_int_equal(rc, E_CLOSED);
-    assert_int_equal(http_stream_write(request, block, 1), E_CLOSED);
-    wait_aborts(1);
-    client_close(c);
-}
-
-static void test_write_stall(void **state) {
-    (void)state;
-    http_limits limits = http_limits_default();
-    limits.write_timeout_ms = 60;
-    restart(limits);
-    client *c = dial();
-    client_send(c, "GET /stream HTTP/1.1\r\n" HOST "\r\n");
-    http_request *request = wait_held(0);
-    size_t n = 16 * 1024 * 1024;
-    char *block = calloc(1, n);
-    http_stream_write(request, block, n);
-    free(block);
-    wait_aborts(1);
-    client_close(c);
-}
-
-static void test_too_many_connections(void **state) {
-    (void)state;
-    http_limits limits = http_limits_default();
-    limits.max_connections = 2;
-    restart(limits);
-    client *a = dial(), *b = dial();
-    client_send(a, "GET /a HTTP/1.1\r\n" HOST "\r\n");
-    client_send(b, "GET /b HTTP/1.1\r\n" HOST "\r\n");
-    assert_non_null(client_wait(a, "<GET /a"));
-    assert_non_null(client_wait(b, "<GET /b"));
-    expect("", "HTTP/1.1 503", true);
-    client_close(a);
-    client_run_ms(&fx->loop, 10);
-    expect("GET /c HTTP/1.1\r\n" HOST "\r\n", "<GET /c? 0 >", false);
-    client_close(b);
-}
-
 static void test_graceful_close(void **state) {
     (void)state;
     client *idle = dial(), *busy = dial(), *stuck = dial();
@@ -566,41 +324,6 @@ static void test_ipv6(void **state) {
     http_server_close(server, 0, NULL, NULL);
 }
 
-// The scanner and the chunk decoder say the same whatever the split.
-static void test_split_independence(void **state) {
-    (void)state;
-    static const char head[] = "GET / HTTP/1.1\r\nHost: x\r\n\r\nrest";
-    for (size_t cut = 0; cut < sizeof head; cut++) {
-        size_t position = 0;
-        int rc = http_head_scan(head, cut, &position);
-        if (rc == E_AGAIN)
-            rc = http_head_scan(head, sizeof head - 1, &position);
-        assert_int_equal(rc, E_OK);
-        assert_int_equal(position, sizeof head - 5);
-    }
-    static const char body[] = "3\r\nabc\r\n2\r\nde\r\n0\r\nT: x\r\n\r\nrest";
-    for (size_t piece = 1; piece < sizeof body; piece++) {
-        http_chunked decoder = {0};
-        char out[16] = "";
-        size_t n_out = 0, at = 0;
-        int rc = E_AGAIN;
-        while (rc == E_AGAIN && at < sizeof body - 1) {
-            size_t n = sizeof body - 1 - at < piece ? sizeof body - 1 - at : piece, used, n_body;
-            const char *run = NULL;
-            rc = http_chunked_next(&decoder, body + at, n, &used, &run, &n_body);
-            if (n_body)
-                memcpy(out + n_out, run, n_body);
-            n_out += n_body;
-            at += used;
-        }
-        assert_int_equal(rc, E_OK);
-        assert_string_equal(out, "abcde");
-        assert_int_equal(at, sizeof body - 5);
-    }
-}
-
-#define TEST(name) cmocka_unit_test_setup_teardown(name, setup, teardown)
-
 int main(void) {
     const struct CMUnitTest tests[] = {
         TEST(test_simple),
@@ -610,23 +333,16 @@ int main(void) {
         TEST(test_pipelining_is_bounded),
         TEST(test_bad_requests),
         TEST(test_bad_chunks),
-        TEST(test_oversize),
-        TEST(test_total_body_cap),
         TEST(test_expect_continue),
         TEST(test_http_1_0),
         TEST(test_head_and_close),
         TEST(test_targets),
-        TEST(test_slow_clients),
         TEST(test_stream),
         TEST(test_abort),
         TEST(test_half_close_after_requests),
-        TEST(test_reader_that_does_not_read),
-        TEST(test_write_stall),
-        TEST(test_too_many_connections),
         TEST(test_graceful_close),
         TEST(test_open_errors),
         TEST(test_ipv6),
-        TEST(test_split_independence),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
