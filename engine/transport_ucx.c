@@ -10,7 +10,7 @@
 
 #include "engine/transport_ucx_config.h"
 
-#include <stdio.h>
+#include <sched.h>
 #include <stdlib.h>
 
 enum { TURN_BUDGET = 256, TICK_MS = 10, N_HANDLES = 4 };
@@ -328,7 +328,10 @@ static bool turn(ucx_transport *t) {
         if (ucp_worker_arm(t->worker) == UCS_OK)
             return true;
     }
-    t->active_at = uv_hrtime();
+    if (worked)
+        t->active_at = uv_hrtime();
+    else
+        sched_yield(); // whoever is to make room for what waits here may be waiting for this core
     return false;
 }
 

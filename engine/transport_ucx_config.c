@@ -12,6 +12,8 @@
 #include <unistd.h>
 #include <uv.h>
 
+#define QUEUE_ENTRIES "512" // of the shared-memory queue of a process
+
 // UCX installs handlers for crashes when it is loaded and prints its own lines; a process of ours
 // says what happens itself. UCX_LOG_LEVEL in the environment turns its lines on again.
 static void quiet_ucx(void) {
@@ -101,10 +103,13 @@ int ucx_config_make(bool shared_memory, const char *bind, ucp_config_t **out, er
                          ucs_status_string(status));
     int rc;
     if (shared_memory) {
+        // Large frames go through the queue in pieces of 8 KB, and a sender that waits for room
+        // there must poll: 512 entries, 4 MB, hold what a few lanes have under way.
         // Options of a device are named without the name of the device here. Endpoints can be
         // force-closed only with error handling on, which shared memory offers only when asked.
         const setting settings[] = {{"TLS", shared_memory_transports()},
-                                    {"MM_ERROR_HANDLING", "y"}};
+                                    {"MM_ERROR_HANDLING", "y"},
+                                    {"MM_FIFO_SIZE", QUEUE_ENTRIES}};
         rc = apply(config, settings, sizeof settings / sizeof *settings, err);
     } else {
         // A blocking connect to a host that does not answer would stop the loop for minutes.
