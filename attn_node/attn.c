@@ -235,6 +235,17 @@ static void free_node(attn_node *n) {
     free(n);
 }
 
+// Room for the events of one step of every lane, so that no step allocates: an event for each row,
+// and one for the first token of each prompt.
+static int reserve_events(attn_node *n, error *err) {
+    size_t events = n->plan->n_lanes * (n->plan->max_rows + n->plan->max_sequences);
+    message_tokens_begin(&n->events);
+    bytes_writer_reserve(&n->events, MESSAGE_LOAD_BYTES + events * MESSAGE_EVENT_MAX_BYTES);
+    return n->events.failed
+               ? error_set(err, E_NO_MEMORY, "attention: no memory for %zu events", events)
+               : E_OK;
+}
+
 static int attn_open(const node_env *env, void **out, error *err) {
     attn_node *n = calloc(1, sizeof *n);
     if (!n)
@@ -242,12 +253,13 @@ static int attn_open(const node_env *env, void **out, error *err) {
     n->env = env;
     n->plan = env->plan;
     n->expect = plan_frame_expect(env->plan);
-    int code = open_parts(n, err);
+    int code = reserve_events(n, err);
+    if (!code)
+        code = open_parts(n, err);
     if (code) {
         free_node(n);
         return code;
     }
-    message_tokens_begin(&n->events);
     uv_idle_init(env->loop, &n->work);
     uv_async_init(env->loop, &n->wake, on_wake);
     n->work.data = n->wake.data = n;

@@ -71,25 +71,30 @@ void bytes_writer_free(bytes_writer *w) {
     *w = (bytes_writer){0};
 }
 
-void bytes_write_blob(bytes_writer *w, const void *data, size_t n) {
+void bytes_writer_reserve(bytes_writer *w, size_t n) {
     if (w->failed || n > SIZE_MAX / 2 - w->n) {
         w->failed = true;
         return;
     }
-    if (w->capacity - w->n < n) {
-        size_t capacity = w->capacity ? w->capacity : 256;
-        while (capacity - w->n < n)
-            capacity *= 2;
-        uint8_t *grown = realloc(w->data, capacity);
-        if (!grown) {
-            w->failed = true;
-            return;
-        }
-        w->data = grown;
-        w->capacity = capacity;
+    size_t capacity = w->capacity ? w->capacity : 256;
+    while (capacity - w->n < n)
+        capacity *= 2;
+    if (capacity == w->capacity)
+        return;
+    uint8_t *grown = realloc(w->data, capacity);
+    if (!grown) {
+        w->failed = true;
+        return;
     }
-    if (n)
-        memcpy(w->data + w->n, data, n);
+    w->data = grown;
+    w->capacity = capacity;
+}
+
+void bytes_write_blob(bytes_writer *w, const void *data, size_t n) {
+    bytes_writer_reserve(w, n);
+    if (w->failed || !n)
+        return;
+    memcpy(w->data + w->n, data, n);
     w->n += n;
 }
 

@@ -36,6 +36,8 @@ typedef struct bytes_writer {
 
 void bytes_writer_reset(bytes_writer *w); // empty again, memory kept
 void bytes_writer_free(bytes_writer *w);  // back to {0}
+// Makes room for n more bytes, so that writing them allocates nothing.
+void bytes_writer_reserve(bytes_writer *w, size_t n);
 void bytes_write_u8(bytes_writer *w, uint8_t value);
 void bytes_write_u16(bytes_writer *w, uint16_t value);
 void bytes_write_u32(bytes_writer *w, uint32_t value);

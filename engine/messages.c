@@ -224,8 +224,6 @@ int message_cancel_decode(const void *data, size_t n, uint64_t *request) {
 
 // ---- tokens: events, then the load ----
 
-enum { LOAD_BYTES = 4 + 4 + 8 + 8 + 8 + 8 };
-
 void message_tokens_begin(bytes_writer *out) {
     bytes_writer_reset(out);
 }
@@ -273,16 +271,17 @@ static bool read_event(bytes_reader *r, token_event *event) {
 
 int message_tokens_decode(const void *data, size_t n, message_load *load,
                           void (*visit)(void *user, const token_event *event), void *user) {
-    if (n < LOAD_BYTES)
+    if (n < MESSAGE_LOAD_BYTES)
         return E_PROTOCOL;
-    bytes_reader tail = bytes_reader_make((const uint8_t *)data + n - LOAD_BYTES, LOAD_BYTES);
+    bytes_reader tail =
+        bytes_reader_make((const uint8_t *)data + n - MESSAGE_LOAD_BYTES, MESSAGE_LOAD_BYTES);
     load->running = bytes_read_u32(&tail);
     load->waiting = bytes_read_u32(&tail);
     load->kv_tokens = bytes_read_u64(&tail);
     load->preemptions = bytes_read_u64(&tail);
     load->steps = bytes_read_u64(&tail);
     load->wire_bytes = bytes_read_u64(&tail);
-    bytes_reader r = bytes_reader_make(data, n - LOAD_BYTES);
+    bytes_reader r = bytes_reader_make(data, n - MESSAGE_LOAD_BYTES);
     while (bytes_left(&r)) {
         token_event event = {0};
         if (!read_event(&r, &event))

@@ -108,6 +108,7 @@ typedef struct message_load {
     uint64_t steps;
     uint64_t wire_bytes; // sent and received since start
 } message_load;
+enum { MESSAGE_LOAD_BYTES = 40, MESSAGE_EVENT_MAX_BYTES = 23 + 8 * REQUEST_MAX_TOP_LOGPROBS };
 // A message is begun, gets its events, and is finished with the load of that moment.
 void message_tokens_begin(bytes_writer *out);
 void message_tokens_add(bytes_writer *out, const token_event *event);

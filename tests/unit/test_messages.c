@@ -346,6 +346,7 @@ static void test_tokens(void **state) {
     }
     assert_true(got.running == 1 && got.waiting == 2 && got.kv_tokens == 3 &&
                 got.preemptions == 4 && got.steps == 5 && got.wire_bytes == 1ull << 40);
+    assert_true(w.n <= MESSAGE_LOAD_BYTES + in.n * MESSAGE_EVENT_MAX_BYTES);
     // A message that is cut has fewer events, or is refused; none is made up.
     for (size_t n = 0; n < w.n; n++) {
         uint8_t *copy = malloc(n ? n : 1);
