@@ -203,12 +203,12 @@ static void send_message(rig *r, size_t worker, uint16_t type) {
 size_t rig_submit(rig *r, size_t worker, const int32_t *prompt, size_t n_prompt,
                   const sampling_params *params) {
     assert_true(r->n_requests < MAX_REQUESTS && worker < r->plan.n_attention);
-    size_t index = r->n_requests++;
+    size_t index = r->n_requests++, n_new = (size_t)params->max_tokens;
+    if (n_new > r->plan.max_tokens) // will be refused
+        n_new = 0;
     rig_request *q = &r->requests[index];
-    *q = (rig_request){.id = index + 1,
-                       .worker = worker,
-                       .n_prompt = n_prompt,
-                       .n_room = n_prompt + (size_t)params->max_tokens + 1};
+    *q = (rig_request){
+        .id = index + 1, .worker = worker, .n_prompt = n_prompt, .n_room = n_prompt + n_new};
     q->events = calloc(q->n_room, sizeof *q->events);
     assert_non_null(q->events);
     message_submit_encode(&r->out, q->id, params, prompt, n_prompt);
