@@ -2,14 +2,17 @@
 
 #include "engine/bytes.h"
 
+#include <errno.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
 #include <sys/un.h>
 #include <unistd.h>
 
-enum { HEADER_BYTES = 8, READ_BYTES = 64 << 10 };
+enum { HEADER_BYTES = 8, READ_BYTES = 64 << 10, KEEP_BYTES = 1 << 20 };
 
 typedef union any_stream {
     uv_handle_t handle;
@@ -20,6 +23,8 @@ typedef union any_stream {
 
 struct control_conn {
     any_stream socket;
+    uv_timer_t deadline; // of connecting, then of sending the rest at the end
+    int n_handles;       // not closed yet
     control_callbacks callbacks;
     bool connected; // until then reading has not begun
     bool closing;
@@ -53,11 +58,16 @@ static int parse_tcp(uv_loop_t *loop, const char *address, struct sockaddr_stora
                      error *err) {
     char host[128];
     const char *colon = strrchr(address, ':');
-    size_t n = colon ? (size_t)(colon - address) : 0;
-    if (!n || n >= sizeof host)
+    bool brackets = address[0] == '[' && colon > address && colon[-1] == ']'; // [ipv6]:port
+    const char *from = address + brackets;
+    ptrdiff_t n = colon ? colon - from - brackets : 0;
+    char *end = NULL;
+    unsigned long port = colon && colon[1] >= '0' && colon[1] <= '9' ? strtoul(colon + 1, &end, 10)
+                                                                     : UINT16_MAX + 1ul;
+    if (n <= 0 || n >= (ptrdiff_t)sizeof host || port > UINT16_MAX || *end)
         return error_set(err, E_INVALID, "control address '%s' is not HOST:PORT or unix:PATH",
                          address);
-    memcpy(host, address, n);
+    memcpy(host, from, (size_t)n);
     host[n] = 0;
     struct addrinfo hints = {.ai_socktype = SOCK_STREAM};
     uv_getaddrinfo_t request;
@@ -73,19 +83,30 @@ static int parse_tcp(uv_loop_t *loop, const char *address, struct sockaddr_stora
 
 static void on_handle_closed(uv_handle_t *handle) {
     control_conn *conn = handle->data;
+    if (--conn->n_handles)
+        return;
     if (conn->callbacks.on_closed)
         conn->callbacks.on_closed(conn->callbacks.user, conn, conn->reason);
     bytes_writer_free(&conn->received);
     free(conn);
 }
 
-static void drop(control_conn *conn, const char *reason) {
+static void close_handles(control_conn *conn) {
     if (uv_is_closing(&conn->socket.handle))
         return;
+    uv_close(&conn->socket.handle, on_handle_closed);
+    uv_close((uv_handle_t *)&conn->deadline, on_handle_closed);
+}
+
+static void drop(control_conn *conn, const char *reason) {
     if (!conn->closing)
         snprintf(conn->reason, sizeof conn->reason, "%s", reason);
     conn->closing = true;
-    uv_close(&conn->socket.handle, on_handle_closed);
+    close_handles(conn);
+}
+
+static void on_deadline(uv_timer_t *deadline) {
+    drop(deadline->data, "connecting took too long");
 }
 
 static void on_alloc(uv_handle_t *handle, size_t suggested, uv_buf_t *buffer) {
@@ -113,6 +134,8 @@ static bool take_frames(control_conn *conn) {
         memmove(conn->received.data, conn->received.data + conn->consumed, left);
     conn->received.n = left;
     conn->consumed = 0;
+    if (!left && conn->received.capacity > KEEP_BYTES)
+        bytes_writer_free(&conn->received); // one large message does not hold memory for ever
     return true;
 }
 
@@ -139,18 +162,46 @@ static void start_reading(control_conn *conn) {
         drop(conn, uv_strerror(code));
 }
 
+static void on_shutdown(uv_shutdown_t *request, int status) {
+    (void)status; // a peer that has gone is closed all the same
+    close_handles(request->data);
+}
+
+// The end after what is queued is sent, or at the deadline.
+static void send_rest(control_conn *conn) {
+    conn->shutdown.data = conn;
+    if (uv_shutdown(&conn->shutdown, &conn->socket.stream, on_shutdown))
+        close_handles(conn);
+}
+
 static void on_connected(uv_connect_t *request, int status) {
     control_conn *conn = request->data;
     if (status == UV_ECANCELED)
         return;
-    if (status)
+    if (status) {
         drop(conn, uv_strerror(status));
-    else if (!conn->closing)
+    } else if (conn->closing) {
+        send_rest(conn);
+    } else {
+        uv_timer_stop(&conn->deadline);
         start_reading(conn);
+    }
 }
 
 static int init_socket(uv_loop_t *loop, bool pipe, any_stream *socket) {
     return pipe ? uv_pipe_init(loop, &socket->pipe, 0) : uv_tcp_init(loop, &socket->tcp);
+}
+
+static control_conn *make_conn(uv_loop_t *loop, bool pipe) {
+    control_conn *conn = calloc(1, sizeof *conn);
+    if (!conn || init_socket(loop, pipe, &conn->socket)) {
+        free(conn);
+        return NULL;
+    }
+    uv_timer_init(loop, &conn->deadline);
+    conn->n_handles = 2;
+    conn->socket.handle.data = conn->deadline.data = conn->connect.data = conn;
+    return conn;
 }
 
 int control_connect(uv_loop_t *loop, const char *address, const control_callbacks *callbacks,
@@ -165,13 +216,11 @@ int control_connect(uv_loop_t *loop, const char *address, const control_callback
     } else if (strlen(path) >= sizeof((struct sockaddr_un *)0)->sun_path) {
         return error_set(err, E_INVALID, "the path of '%s' is too long for a unix socket", address);
     }
-    control_conn *conn = calloc(1, sizeof *conn);
-    if (!conn || init_socket(loop, pipe, &conn->socket)) {
-        free(conn);
+    control_conn *conn = make_conn(loop, pipe);
+    if (!conn)
         return error_set(err, E_NO_MEMORY, "control: no memory for a connection");
-    }
     conn->callbacks = *callbacks;
-    conn->socket.handle.data = conn->connect.data = conn;
+    uv_timer_start(&conn->deadline, on_deadline, CONTROL_CONNECT_MS, 0);
     int code = 0;
     if (pipe)
         uv_pipe_connect(&conn->connect, &conn->socket.pipe, path, on_connected);
@@ -226,36 +275,24 @@ int control_send(control_conn *conn, uint16_t type, const void *payload, size_t 
     return E_OK;
 }
 
-static void on_shutdown(uv_shutdown_t *request, int status) {
-    control_conn *conn = request->data;
-    (void)status; // a peer that has gone is closed all the same
-    if (!uv_is_closing(&conn->socket.handle))
-        uv_close(&conn->socket.handle, on_handle_closed);
-}
-
 void control_close(control_conn *conn) {
     if (conn->closing)
         return;
     snprintf(conn->reason, sizeof conn->reason, "closed here");
     conn->closing = true;
-    conn->shutdown.data = conn;
-    if (!conn->connected || uv_shutdown(&conn->shutdown, &conn->socket.stream, on_shutdown))
-        uv_close(&conn->socket.handle, on_handle_closed);
+    uv_timer_start(&conn->deadline, on_deadline, CONTROL_LINGER_MS, 0);
+    if (conn->connected)
+        send_rest(conn); // else when it is connected
 }
 
 // ---- listening ----
 
 static void on_connection(uv_stream_t *server, int status) {
     control_listener *listener = server->data;
-    control_conn *conn = status ? NULL : calloc(1, sizeof *conn);
+    bool pipe = listener->socket.handle.type == UV_NAMED_PIPE;
+    control_conn *conn = status ? NULL : make_conn(listener->args.loop, pipe);
     if (!conn)
         return;
-    bool pipe = listener->socket.handle.type == UV_NAMED_PIPE;
-    if (init_socket(listener->args.loop, pipe, &conn->socket)) {
-        free(conn);
-        return;
-    }
-    conn->socket.handle.data = conn;
     if (uv_accept(server, &conn->socket.stream)) {
         drop(conn, "cannot accept");
         return;
@@ -270,10 +307,27 @@ static void on_listener_closed(uv_handle_t *handle) {
     free(handle->data);
 }
 
+// The file of a socket outlives a killed process; one that nobody accepts on is removed.
+static void remove_stale(const char *path) {
+    struct stat st;
+    struct sockaddr_un to = {.sun_family = AF_UNIX};
+    if (strlen(path) >= sizeof to.sun_path || lstat(path, &st) || !S_ISSOCK(st.st_mode))
+        return;
+    memcpy(to.sun_path, path, strlen(path));
+    int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+    if (fd < 0)
+        return;
+    if (connect(fd, (struct sockaddr *)&to, sizeof to) && errno == ECONNREFUSED)
+        unlink(path);
+    close(fd);
+}
+
 static int bind_listener(control_listener *listener, const char *path,
                          const struct sockaddr_storage *tcp) {
-    if (listener->socket.handle.type == UV_NAMED_PIPE)
+    if (listener->socket.handle.type == UV_NAMED_PIPE) {
+        remove_stale(path);
         return uv_pipe_bind(&listener->socket.pipe, path);
+    }
     return uv_tcp_bind(&listener->socket.tcp, (const struct sockaddr *)tcp, 0);
 }
 
@@ -288,7 +342,8 @@ static void name_listener(control_listener *listener) {
     uv_ip_name((const struct sockaddr *)&bound, host, sizeof host);
     unsigned port = bound.ss_family == AF_INET6 ? ((struct sockaddr_in6 *)&bound)->sin6_port
                                                 : ((struct sockaddr_in *)&bound)->sin_port;
-    snprintf(listener->address, sizeof listener->address, "%s:%u", host,
+    const char *form = bound.ss_family == AF_INET6 ? "[%s]:%u" : "%s:%u";
+    snprintf(listener->address, sizeof listener->address, form, host,
              (unsigned)ntohs((uint16_t)port));
 }
 
@@ -299,6 +354,9 @@ int control_listen(const control_listen_args *args, control_listener **out, erro
     int code = pipe ? E_OK : parse_tcp(args->loop, args->address, &tcp, err);
     if (code)
         return code;
+    if (pipe && strlen(path) >= sizeof((struct sockaddr_un *)0)->sun_path)
+        return error_set(err, E_INVALID, "the path of '%s' is too long for a unix socket",
+                         args->address);
     control_listener *listener = calloc(1, sizeof *listener);
     if (!listener || init_socket(args->loop, pipe, &listener->socket)) {
         free(listener);

@@ -1,8 +1,8 @@
 // control.h: framed messages between router and workers over a stream socket of libuv.
 //
 // A frame is u32 length | u16 type | u16 version, little endian, then length bytes of payload
-// (engine/messages.h). Addresses are "unix:/path" or "host:port". A closed control socket is how a
-// dead peer is known at once.
+// (engine/messages.h). Addresses are "unix:/path", "host:port" or "[ipv6]:port"; a host's name is
+// looked up within the call. A closed control socket is how a dead peer is known at once.
 // Ownership: a connection copies what it sends; payloads given to on_message are valid during the
 // call. on_closed comes exactly once for every connection, from the loop; the connection is gone
 // after it.
@@ -18,7 +18,9 @@
 enum {
     CONTROL_VERSION = 1,
     CONTROL_MAX_PAYLOAD = 64 << 20, // bytes of one message
-    CONTROL_MAX_QUEUED = 256 << 20  // bytes a peer may lag behind before it counts as gone
+    CONTROL_MAX_QUEUED = 256 << 20, // bytes a peer may lag behind before it counts as gone
+    CONTROL_CONNECT_MS = 10000,     // a connection that is not made by then closes
+    CONTROL_LINGER_MS = 1000        // for what is queued when a connection is closed
 };
 
 typedef struct control_conn control_conn;
@@ -38,7 +40,8 @@ int control_connect(uv_loop_t *loop, const char *address, const control_callback
 
 // Copies and queues a message. E_TOO_LARGE, E_FULL, E_CLOSED, E_NO_MEMORY.
 int control_send(control_conn *conn, uint16_t type, const void *payload, size_t n);
-void control_close(control_conn *conn); // what is queued is still sent; then on_closed
+// What is queued is still sent, for CONTROL_LINGER_MS at most; then on_closed.
+void control_close(control_conn *conn);
 
 // Listens. on_accept gives the new connection's callbacks in *callbacks.
 typedef struct control_listen_args {
@@ -47,6 +50,7 @@ typedef struct control_listen_args {
     void *user;
     void (*on_accept)(void *user, control_conn *conn, control_callbacks *callbacks);
 } control_listen_args;
+// A socket file left by a dead process is replaced.
 int control_listen(const control_listen_args *args, control_listener **out, error *err);
 const char *control_listener_address(const control_listener *listener);
 void control_listener_close(control_listener *listener); // accepts NULL; removes a unix socket
