@@ -48,12 +48,16 @@ static void set_pages(const attention_tile *t, int block, attention_block *b) {
     const kernel_attention_args *args = t->job->args;
     const cpu_kv *kv = (const cpu_kv *)args->kv;
     int n_pages = (t->sequence->kv_tokens + KERNEL_PAGE_TOKENS - 1) / KERNEL_PAGE_TOKENS;
-    for (int i = 0; i < CPU_BLOCK_PAGES; i++) {
+    for (int i = 0; i < 2 * CPU_BLOCK_PAGES; i++) {
         int page = block * CPU_BLOCK_PAGES + i;
         page = page < n_pages ? page : n_pages - 1;
         const uint8_t *at = cpu_page(kv, args->layer, (size_t)t->sequence->pages[page], t->kv_head);
-        b->k_page[i] = at;
-        b->v_page[i] = at + kv->k_bytes;
+        if (i < CPU_BLOCK_PAGES) {
+            b->k_page[i] = at;
+            b->v_page[i] = at + kv->k_bytes;
+        } else {
+            b->next_k[i - CPU_BLOCK_PAGES] = at;
+        }
     }
 }
 

@@ -49,10 +49,11 @@ typedef struct attention_block {
     const void *q[CPU_ATTENTION_ROWS];   // rows of head_dim, act
     const void *k_page[CPU_BLOCK_PAGES]; // pages beyond the cache repeat an earlier one
     const void *v_page[CPU_BLOCK_PAGES];
-    float *scores;        // (rows, 64)
-    void *p;              // (rows, 64) act
-    const float *rescale; // (rows): what out is multiplied by first
-    float *out;           // (rows, value_stride)
+    const void *next_k[CPU_BLOCK_PAGES]; // K pages of the next block, to be fetched meanwhile
+    float *scores;                       // (rows, 64)
+    void *p;                             // (rows, 64) act
+    const float *rescale;                // (rows): what out is multiplied by first
+    float *out;                          // (rows, value_stride)
 } attention_block;
 
 // Running state of one row's softmax.

@@ -244,7 +244,11 @@ static void norm_f32(const float *x, const float *weight, size_t n, float epsilo
     }
 }
 
-// ---- Attention ----
+// ---- Attention: V is fetched while K is multiplied, and the next K while V is. ----
+
+INLINE void fetch(const void *page, size_t bytes) {
+    _mm_prefetch((const char *)page + bytes, _MM_HINT_T0);
+}
 
 INLINE void scores_rows_bf16(const attention_block *b, int first, const int rows) {
     __m512 sum[MAX_ROWS][CPU_BLOCK_PAGES];
@@ -253,8 +257,10 @@ INLINE void scores_rows_bf16(const attention_block *b, int first, const int rows
             sum[r][v] = _mm512_setzero_ps();
     for (size_t d = 0; d < b->head_dim; d += 2) {
         __m512i k[CPU_BLOCK_PAGES];
-        for (int v = 0; v < CPU_BLOCK_PAGES; v++)
+        for (int v = 0; v < CPU_BLOCK_PAGES; v++) {
             k[v] = _mm512_loadu_si512((const uint16_t *)b->k_page[v] + d * KERNEL_PAGE_TOKENS);
+            fetch(b->v_page[v], d * KERNEL_PAGE_TOKENS * sizeof(uint16_t));
+        }
         for (int r = 0; r < rows; r++) {
             __m512i q = broadcast_pair((const uint16_t *)b->q[first + r] + d);
             for (int v = 0; v < CPU_BLOCK_PAGES; v++)
@@ -273,8 +279,10 @@ INLINE void scores_rows_f32(const attention_block *b, int first, const int rows)
             sum[r][v] = _mm512_setzero_ps();
     for (size_t d = 0; d < b->head_dim; d++) {
         __m512 k[CPU_BLOCK_PAGES];
-        for (int v = 0; v < CPU_BLOCK_PAGES; v++)
+        for (int v = 0; v < CPU_BLOCK_PAGES; v++) {
             k[v] = _mm512_loadu_ps((const float *)b->k_page[v] + d * KERNEL_PAGE_TOKENS);
+            fetch(b->v_page[v], d * KERNEL_PAGE_TOKENS * sizeof(float));
+        }
         for (int r = 0; r < rows; r++) {
             __m512 q = _mm512_set1_ps(((const float *)b->q[first + r])[d]);
             for (int v = 0; v < CPU_BLOCK_PAGES; v++)
@@ -299,11 +307,14 @@ INLINE void values_rows_bf16(const attention_block *b, int first, const int rows
                                               (size_t)v * CPU_VECTOR));
     const uint16_t *p = (const uint16_t *)b->p + first * CPU_BLOCK;
     for (int token = 0; token < b->tokens; token += 2) {
-        const uint32_t *at = (const uint32_t *)b->v_page[token / KERNEL_PAGE_TOKENS] +
-                             (size_t)(token % KERNEL_PAGE_TOKENS / 2) * b->value_stride + d;
+        size_t offset = (size_t)(token % KERNEL_PAGE_TOKENS / 2) * b->value_stride + d;
+        const uint32_t *at = (const uint32_t *)b->v_page[token / KERNEL_PAGE_TOKENS] + offset;
         __m512i value[MAX_VECTORS], keep = _mm512_set1_epi32(token + 1 < b->tokens ? -1 : 0xffff);
-        for (int v = 0; v < vectors; v++)
+        for (int v = 0; v < vectors; v++) {
             value[v] = _mm512_and_si512(keep, _mm512_loadu_si512(at + v * CPU_VECTOR));
+            fetch(b->next_k[token / KERNEL_PAGE_TOKENS],
+                  (offset + (size_t)v * CPU_VECTOR) * sizeof *at);
+        }
         for (int r = 0; r < rows; r++) {
             __m512i x = broadcast_pair(p + r * CPU_BLOCK + token);
             for (int v = 0; v < vectors; v++)
@@ -328,11 +339,14 @@ INLINE void values_rows_f32(const attention_block *b, int first, const int rows,
                                               (size_t)v * CPU_VECTOR));
     const float *p = (const float *)b->p + first * CPU_BLOCK;
     for (int token = 0; token < b->tokens; token++) {
-        const float *at = (const float *)b->v_page[token / KERNEL_PAGE_TOKENS] +
-                          (size_t)(token % KERNEL_PAGE_TOKENS) * b->value_stride + d;
+        size_t offset = (size_t)(token % KERNEL_PAGE_TOKENS) * b->value_stride + d;
+        const float *at = (const float *)b->v_page[token / KERNEL_PAGE_TOKENS] + offset;
         __m512 value[MAX_VECTORS];
-        for (int v = 0; v < vectors; v++)
+        for (int v = 0; v < vectors; v++) {
             value[v] = _mm512_loadu_ps(at + v * CPU_VECTOR);
+            fetch(b->next_k[token / KERNEL_PAGE_TOKENS],
+                  (offset + (size_t)v * CPU_VECTOR) * sizeof *at);
+        }
         for (int r = 0; r < rows; r++) {
             __m512 x = _mm512_set1_ps(p[r * CPU_BLOCK + token]);
             for (int v = 0; v < vectors; v++)
@@ -417,8 +431,9 @@ static float softmax_f32(const float *scores, int first, int end, float scale, s
     return rescale;
 }
 
-static const tile_shape shapes[] = {{1, 50, 30}, {2, 50, 33}, {3, 52, 40},
-                                    {4, 55, 50}, {5, 62, 60}, {6, 70, 70}};
+// Measured on one core (tests/bench/NOTES.md): 16 GB/s from memory, 109 GFLOP/s of bf16.
+static const tile_shape shapes[] = {{1, 125, 25}, {2, 125, 37}, {3, 125, 55},
+                                    {4, 125, 73}, {5, 125, 92}, {6, 125, 110}};
 
 #define TABLE(suffix)                                                                              \
     {                                                                                              \

@@ -114,6 +114,10 @@ static double timed_region(bench *b, pool_fn *fn) {
 
 // ---- The cases ----
 
+static size_t cache_sequences(const shape *s) {
+    return s->max_rows < MAX_ROWS ? 1 : 16;
+}
+
 static kernel_matrix *random_matrix(bench *b, size_t n, size_t k, bool swiglu) {
     kernel_matrix *m = NULL;
     error err;
@@ -131,6 +135,35 @@ static kernel_matrix *random_matrix(bench *b, size_t n, size_t k, bool swiglu) {
         check(kernel_matrix_load(m, &view, 0, KERNEL_PART_UP, &err), "matrix", &err);
     free(values);
     return m;
+}
+
+// Writes every page: memory that was never written is one page of zeros, which any cache holds.
+static void fill_cache(bench *b) {
+    const shape *s = &b->s;
+    size_t tokens = cache_sequences(s) * s->context, width = s->heads * s->dim;
+    kernel_kv_args args = {1, tokens / KERNEL_PAGE_TOKENS, s->heads, s->dim};
+    error err;
+    check(kernel_kv_create(b->backend, &args, &b->kv, &err), "kv", &err);
+    float *rope = kernel_mem_host(b->x), *qkv = kernel_mem_host(b->out);
+    for (size_t i = 0; i < s->max_rows * s->dim; i++)
+        rope[i] = i % s->dim < s->dim / 2 ? 1 : 0;
+    for (size_t i = 0; i < s->max_rows * 3 * width; i++)
+        qkv[i] = (float)(int32_t)(next_random() % 2001) * 1e-3f - 1;
+    for (size_t first = 0; first < tokens; first += s->max_rows) {
+        int32_t slots[MAX_ROWS];
+        for (size_t i = 0; i < s->max_rows; i++)
+            slots[i] = (int32_t)((first + i) % tokens);
+        kernel_append_args append = {.rows = s->max_rows,
+                                     .n_heads = s->heads,
+                                     .n_kv_heads = s->heads,
+                                     .head_dim = s->dim,
+                                     .qkv = {b->out, 0},
+                                     .rope = {b->x, 0},
+                                     .kv = b->kv,
+                                     .kv_slot = slots,
+                                     .q = {b->a, 0}};
+        check(kernel_append(b->queue, &append), "append", NULL);
+    }
 }
 
 static void open_bench(bench *b) {
@@ -161,8 +194,7 @@ static void open_bench(bench *b) {
         b->down[e] = random_matrix(b, s->hidden, s->intermediate, false);
     }
     b->dense = random_matrix(b, 3 * s->hidden, s->hidden, false);
-    kernel_kv_args kv = {1, s->max_rows / 16 * s->context / KERNEL_PAGE_TOKENS, s->heads, s->dim};
-    check(kernel_kv_create(b->backend, &kv, &b->kv, &err), "kv", &err);
+    fill_cache(b);
     b->stream_bytes = s->experts * s->intermediate * s->hidden * 4 / 256 * 256;
     check(kernel_mem_alloc(b->backend, KERNEL_MEM_HOST, b->stream_bytes, &b->stream_mem, &err),
           "stream", &err);
@@ -314,8 +346,8 @@ static void run_all(bench *b) {
             if (tokens[i] <= b->s.max_rows)
                 cases[n++] = (bench_case){kind, tokens[i], 0};
     cases[n++] = (bench_case){ATTENTION, 1, 1};
-    if (b->s.max_rows / 16 >= 16)
-        cases[n++] = (bench_case){ATTENTION, 16, 1};
+    if (cache_sequences(&b->s) > 1)
+        cases[n++] = (bench_case){ATTENTION, cache_sequences(&b->s), 1};
     cases[n++] = (bench_case){ATTENTION, 1, b->s.max_rows};
     for (int round = 0; round < b->rounds; round++) {
         read_us[round] = has_bf16() ? timed_region(b, read_stream) : 0;
