@@ -331,6 +331,15 @@ static int check_together(const loader *l, error *err) {
         return error_set(err, E_INVALID,
                          "%s:1: model: missing; give the directory of a model, \"model\": \"PATH\"",
                          l->name);
+    if (c->attention.token_budget < c->attention.max_seqs) {
+        size_t i = (size_t)find_row("attention.token_budget");
+        char what[160];
+        snprintf(what, sizeof what,
+                 "%" PRId64 " is below attention.max_seqs, which is %" PRId64
+                 "; a step needs a row for every running request",
+                 c->attention.token_budget, c->attention.max_seqs);
+        return fail(l, i, l->from[i], err, what);
+    }
     int rc = resolve_launch(l, "attention.launch", c->attention.workers, &c->attention.launch, err);
     if (rc == E_OK)
         rc = resolve_launch(l, "ffn.launch", c->ffn.workers, &c->ffn.launch, err);

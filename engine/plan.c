@@ -38,12 +38,6 @@ static int check_plan(const plan *p, const config *c, error *err) {
         return error_set(err, E_INVALID,
                          "max_model_len: %lld is beyond the model's %zu positions; lower it",
                          (long long)c->max_model_len, p->model.max_positions);
-    if (p->max_rows < p->max_sequences)
-        return error_set(
-            err, E_INVALID,
-            "attention.token_budget: %zu is below attention.max_seqs %zu; a step needs "
-            "a row for every running request",
-            p->max_rows, p->max_sequences);
     frame_layout layout;
     if (frame_layout_make(FRAME_DISPATCH, p->max_rows, p->model.top_k, p->model.hidden, p->wire,
                           &layout))

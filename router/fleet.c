@@ -337,15 +337,15 @@ static int launch(member *m, error *err) {
 
 static void on_start_timeout(uv_timer_t *timer) {
     fleet *f = timer->data;
-    for (size_t i = 0; i < member_count(f); i++) {
-        member *m = &f->members[i];
-        if (m->state != MEMBER_JOINED) {
-            fail_member(m, m->state == MEMBER_AWAITED
-                               ? "has not joined within router.start_timeout_s"
-                               : "has not loaded within router.start_timeout_s");
-            return;
-        }
-    }
+    member *last = &f->members[0];
+    for (size_t i = 1; i < member_count(f); i++)
+        if (f->members[i].state < last->state)
+            last = &f->members[i];
+    if (last->state == MEMBER_JOINED)
+        return;
+    snprintf(last->failure, sizeof last->failure, "has not %s within router.start_timeout_s",
+             last->state == MEMBER_AWAITED ? "joined" : "loaded");
+    fail_member(last, last->failure);
 }
 
 static void init_members(fleet *f) {

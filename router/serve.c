@@ -193,10 +193,10 @@ int serve_main(const config *c) {
     signal(SIGPIPE, SIG_IGN);
     s->config = c;
     uv_loop_init(&s->loop);
-    int code = open_model(s, &err);
-    if (!code)
-        code = open_bundle(s, &err);
-    if (code) {
+    if (open_model(s, &err)) {
+        fprintf(stderr, "%s\n", err.text);
+        s->exit_status = 2;
+    } else if (open_bundle(s, &err)) {
         log_error("%s", err.text);
         s->exit_status = 1;
     }

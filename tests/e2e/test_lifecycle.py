@@ -147,6 +147,14 @@ def test_worker_that_cannot_start(start, synth):
     assert not bundle.survivors()
 
 
+def test_worker_that_never_joins(start, synth):
+    bundle = start(synth(), {"ffn.workers": 2, "ffn.launch": 1, "router.control": "127.0.0.1:0",
+                             "router.start_timeout_s": 1}, wait=False)
+    assert bundle.wait(30) == 1
+    assert "ffn1: has not joined within router.start_timeout_s" in bundle.errors()
+    assert not bundle.survivors()
+
+
 def test_port_in_use(start, synth):
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
@@ -186,12 +194,11 @@ def test_full_queue(start, synth):
 
 # ---- Configurations and models that are refused ----
 
-def check_refused(command, config, *parts, status=2):
+def check_refused(command, config, *parts):
     code, out, errors = run_tandem(command, config)
-    assert code == status, errors
+    assert code == 2 and errors.count("\n") == 1, errors
     assert all(str(part) in errors for part in parts), errors
     assert "ready" not in out
-    return errors
 
 
 @pytest.mark.parametrize("command", ["check", "serve"])
@@ -206,8 +213,7 @@ def test_bad_configurations(tmp_path, synth, command):
             ('{\n"model": "nowhere"}', 2, "model", "No such file"),
             ('{"model": %s' % model, 1, "", "closing }")]:
         config.write_text(text)
-        errors = check_refused(command, config, f"{config}:{line}:", key, what)
-        assert errors.count("\n") == 1
+        check_refused(command, config, f"{config}:{line}:", key, what)
     check_refused(command, tmp_path / "none.json", "none.json", "No such file")
 
 
@@ -221,27 +227,26 @@ def broken_copy(model, path):
 @pytest.mark.parametrize("command", ["check", "serve"])
 def test_bad_models(tmp_path, synth, command):
     """A truncated, mistyped or missing tensor is refused with its name before serving starts."""
-    status = 2 if command == "check" else 1
     config, file = broken_copy(synth(), tmp_path / "truncated")
     os.truncate(file, file.stat().st_size - 8)
-    check_refused(command, config, "model.safetensors", status=status)
+    check_refused(command, config, "model.safetensors")
 
     name = b"model.layers.1.mlp.experts.3.up_proj.weight"
     config, file = broken_copy(synth(), tmp_path / "missing")
     file.write_bytes(file.read_bytes().replace(name, name.replace(b"up_", b"op_"), 1))
-    check_refused(command, config, name.decode(), status=status)
+    check_refused(command, config, name.decode())
 
     config, file = broken_copy(synth(), tmp_path / "mistyped")
     content = file.read_bytes()
     at = content.index(b'"F32"', content.index(name))
     file.write_bytes(content[:at] + b'"I32"' + content[at + 5:])
-    check_refused(command, config, name.decode(), status=status)
+    check_refused(command, config, name.decode())
 
     config, file = broken_copy(synth(), tmp_path / "unknown")
     described = json.loads((file.parent / "config.json").read_text())
     described["architectures"] = ["LlamaForCausalLM"]
     (file.parent / "config.json").write_text(json.dumps(described))
-    check_refused(command, config, "LlamaForCausalLM", status=status)
+    check_refused(command, config, "LlamaForCausalLM")
 
 
 def test_check(synth):

@@ -1,8 +1,12 @@
 """Split equals whole: greedy text does not depend on how a bundle is laid out."""
 
 import concurrent.futures
+import socket
+import subprocess
 
 import pytest
+
+from conftest import BIN, STOP_S
 
 PROMPTS = ["The quick brown fox", "x", "0123456789 " * 12, "zebra zebra", "A\nB\nC\nD", "the end. " * 5]
 
@@ -79,3 +83,33 @@ def test_preemption(start, synth, whole):
     assert [text for text, _ in ask_all(bundle)] == [text for text, _ in whole("qwen3_moe", "f32")]
     bundle.wait_metric("num_preemptions_total", lambda value: value > 0)
     bundle.wait_metric("kv_cache_usage_perc", lambda value: value == 0)
+
+
+def free_port():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def test_workers_that_join(start, synth, whole, tmp_path):
+    """Workers that the router did not launch, as on another host: only addresses differ."""
+    control = f"127.0.0.1:{free_port()}"
+    bundle = start(synth("qwen3_moe", dtype="f32"), {
+        "attention.workers": 2, "attention.launch": 1, "ffn.workers": 2, "ffn.launch": 0,
+        "router.control": control, "wire.transport": "tcp"}, wait=False)
+    with open(tmp_path / "stderr.log", "wb") as log:
+        joined = [subprocess.Popen([BIN / name, "--join", control], stdin=subprocess.DEVNULL,
+                                   stderr=log)
+                  for name in ("tandem-ffn", "tandem-attn", "tandem-ffn")]
+    try:
+        bundle.wait_ready()
+        assert [text for text, _ in ask_all(bundle)] == [
+            text for text, _ in whole("qwen3_moe", "f32")]
+        bundle.terminate()
+        assert bundle.wait() == 0
+        assert [worker.wait(STOP_S) for worker in joined] == [0, 0, 0], (
+            tmp_path / "stderr.log").read_text()
+    finally:
+        for worker in joined:
+            worker.kill()
+            worker.wait()

@@ -232,6 +232,9 @@ static void test_overrides(void **state) {
     refuse_set("router.drain_timeout_s=nan",
                "--set: router.drain_timeout_s: 'nan' is not allowed; give a number of seconds from "
                "0 to 86400");
+    refuse_set("attention.token_budget=63",
+               "--set: attention.token_budget: 63 is below attention.max_seqs, which is 64; a step "
+               "needs a row for every running request");
     refuse_set("attention.launch=2",
                "--set: attention.launch: 2 is more than there are workers; give 0 to 1");
     refuse_set("ffn.launch=0",
