@@ -156,9 +156,6 @@ static void test_refusals(void **state) {
     expect_refused(&c, E_INVALID, "max_model_len");
     c.max_model_len = 128;
     make(&c);
-    c.attention.max_seqs = 65;
-    c.attention.token_budget = 64;
-    expect_refused(&c, E_INVALID, "attention.token_budget");
     write_model(&dir, 65536, 6, "float32"); // 8192 rows of 256 KiB
     c = defaults(&dir);
     c.attention.token_budget = 8192;
