@@ -9,6 +9,7 @@
 // with a body in the OpenAI error shape.
 // A client that closes only its sending half counts as gone: the two cannot be told apart.
 // Ownership: a request and its strings belong to the server and live until it is gone.
+// The program ignores SIGPIPE: libuv's writes raise it when the client has gone.
 // Thread: the loop's. Callbacks come from the loop; on_request never comes inside a call of this
 // header, on_abort neither.
 #ifndef TANDEM_ROUTER_HTTP_H

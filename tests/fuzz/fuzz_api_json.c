@@ -4,6 +4,8 @@
 #include "tests/support/fake_bundle.h"
 #include "tests/support/http_client.h"
 
+#include <signal.h>
+
 #define MODEL_DIR SOURCE_DIR "/tests/fixtures/tokenizers/qwen2"
 
 enum { N_SCRIPT = 24, MAX_TURNS = 100000 };
@@ -22,6 +24,7 @@ static const char *const paths[] = {"/v1/completions", "/v1/chat/completions", "
 
 static void start(void) {
     error err = {0};
+    signal(SIGPIPE, SIG_IGN);
     uv_loop_init(&loop);
     if (tokenizer_open(MODEL_DIR, &model_tokenizer, &err) != E_OK ||
         chat_format_open(MODEL_DIR, "chatml", &chat, &err) != E_OK) {

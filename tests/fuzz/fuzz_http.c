@@ -5,6 +5,8 @@
 #include "router/http_head.h"
 #include "tests/support/http_client.h"
 
+#include <signal.h>
+
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
 static uv_loop_t loop;
@@ -34,6 +36,7 @@ static void on_request(void *user, http_request *request) {
 }
 
 static void start(void) {
+    signal(SIGPIPE, SIG_IGN);
     uv_loop_init(&loop);
     http_limits limits = http_limits_default();
     limits.max_header_bytes = 512;

@@ -7,6 +7,8 @@
 #include "engine/utf8.h"
 #include "tests/support/api_fixture.h"
 
+#include <signal.h>
+
 #define COMPLETIONS "/v1/completions"
 #define CHAT "/v1/chat/completions"
 #define HELLO "\"messages\":[{\"role\":\"user\",\"content\":\"hello\"}]"
@@ -560,6 +562,7 @@ static void test_close_cancels(void **state) {
 }
 
 int main(void) {
+    signal(SIGPIPE, SIG_IGN);
     const struct CMUnitTest tests[] = {
         API_TEST(test_completion),
         API_TEST(test_chat),

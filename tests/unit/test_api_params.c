@@ -6,6 +6,8 @@
 
 #include "tests/support/api_fixture.h"
 
+#include <signal.h>
+
 #define COMPLETIONS "/v1/completions"
 #define CHAT "/v1/chat/completions"
 #define HELLO "\"messages\":[{\"role\":\"user\",\"content\":\"hello\"}]"
@@ -576,6 +578,7 @@ static void test_special_tokens_in_output(void **state) {
 }
 
 int main(void) {
+    signal(SIGPIPE, SIG_IGN);
     const struct CMUnitTest tests[] = {
         API_TEST(test_models),
         API_TEST(test_life_routes),

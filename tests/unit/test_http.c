@@ -6,6 +6,8 @@
 
 #include "tests/support/http_fixture.h"
 
+#include <signal.h>
+
 static void test_simple(void **state) {
     (void)state;
     client *c = dial();
@@ -258,6 +260,29 @@ static void test_abort(void **state) {
     assert_int_equal(http_server_connections(fx->server), 0);
 }
 
+// Writes that meet a reset before the loop has seen it.
+static void test_write_after_reset(void **state) {
+    (void)state;
+    for (int i = 0; i < 2; i++) {
+        client *c = dial();
+        client_send(c, "GET /stream HTTP/1.1\r\n" HOST "\r\n");
+        http_request *request = wait_held(i);
+        client_run_ms(&fx->loop, 5);
+        client_reset(c);
+        for (int k = 0; k < 3; k++)
+            http_stream_write(request, "data: x\n\n", 9);
+        assert_int_equal(fx->n_aborts, 0); // never inside the call
+        if (i == 0)
+            wait_aborts(1);
+        else
+            http_stream_end(request); // ends first: no abort follows
+        fx->n_aborts = 0;
+        client_run_ms(&fx->loop, 10);
+        assert_int_equal(fx->n_aborts, 0);
+        assert_int_equal(http_server_connections(fx->server), 0);
+    }
+}
+
 // The end of the client's side right behind requests that need no wait: all are answered.
 static void test_half_close_after_requests(void **state) {
     (void)state;
@@ -325,6 +350,7 @@ static void test_ipv6(void **state) {
 }
 
 int main(void) {
+    signal(SIGPIPE, SIG_IGN);
     const struct CMUnitTest tests[] = {
         TEST(test_simple),
         TEST(test_request_id_is_sanitised),
@@ -339,6 +365,7 @@ int main(void) {
         TEST(test_targets),
         TEST(test_stream),
         TEST(test_abort),
+        TEST(test_write_after_reset),
         TEST(test_half_close_after_requests),
         TEST(test_graceful_close),
         TEST(test_open_errors),

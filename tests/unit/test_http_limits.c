@@ -6,6 +6,8 @@
 
 #include "tests/support/http_fixture.h"
 
+#include <signal.h>
+
 static void test_oversize(void **state) {
     (void)state;
     http_limits limits = http_limits_default();
@@ -163,6 +165,7 @@ static void test_too_many_connections(void **state) {
 }
 
 int main(void) {
+    signal(SIGPIPE, SIG_IGN);
     const struct CMUnitTest tests[] = {
         TEST(test_oversize),
         TEST(test_total_body_cap),
