@@ -302,7 +302,7 @@ static void test_graceful_close(void **state) {
     http_request *request = wait_held(0);
     client_send(stuck, "GET /later HTTP/1.1\r\n" HOST "\r\n");
     wait_held(1);
-    http_server_close(fx->server, 150, on_server_closed, fx);
+    http_server_close(fx->server, 500, on_server_closed, fx);
     assert_true(client_wait_eof(idle));
     assert_int_equal(http_stream_write(request, "data: x\n\n", 9), E_OK);
     http_stream_end(request);
