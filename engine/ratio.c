@@ -158,9 +158,10 @@ double ratio_cycle_at(const ratio_setup *setup, ratio_form form, double x, doubl
         break;
     }
     // The lanes of a worker average its load, so the spread of what it does in m steps is that of
-    // one divided by sqrt(m); a lane's own loop waits for the slowest worker every time.
-    double slowest = mu + sigma * kappa;
-    return fmax(fmax(mu + sigma * kappa / sqrt(m), t_f), (slowest + t_c + t_f) / m);
+    // one divided by sqrt(m). A lane's own loop waits for the slowest worker every time; where it
+    // takes about as long as a worker, now one and now the other is the longer.
+    double loop = (mu + sigma * kappa + t_c + t_f) / m;
+    return m > 1 ? ratio_barrier(fmax(t_f, loop), mu, sigma / sqrt(m), x) : loop;
 }
 
 double ratio_cycle(const ratio_setup *setup, ratio_form form, double x, double y) {

@@ -3,11 +3,12 @@
 // Pure functions over the latency law of a machine and the load of its requests. Equation numbers
 // are those of "Theoretically Optimal Attention/FFN Ratios in Disaggregated LLM Serving"
 // (arXiv 2601.21351, first version); the barrier-corrected form is that of its later versions, the
-// form with lanes was found with the simulator of engine/simulate. Times are in the unit of the
-// law (cycles, milliseconds); a load is counted in tokens of KV cache.
+// form with lanes was found by simulation (engine/simulate). Times are in the unit of the law
+// (cycles, milliseconds); a load is counted in tokens of KV cache.
 // Three forms of the time of a step: the mean field (5), which knows averages only; the barrier,
 // where a step waits for the slowest of the x attention workers; and lanes, where m microbatches
-// are in flight.
+// are in flight, about max(mu_A + sigma_A kappa_x / sqrt(m), t_F, (mu_A + sigma_A kappa_x + t_C +
+// t_F) / m) with the first maximum taken over the distribution, not over means.
 // Ownership: none, everything is by value. Thread: any.
 #ifndef TANDEM_ENGINE_RATIO_H
 #define TANDEM_ENGINE_RATIO_H

@@ -23,30 +23,39 @@ double ratio_kv_tokens(const ratio_setup *setup) {
 
 // ---- Search ----
 
-static double round_trip(const ratio_setup *setup) {
-    return setup->law.alpha_c * setup->batch + setup->law.beta_c;
+// The parts of a cycle, each with the mean of the slowest worker's time.
+typedef struct parts {
+    double attention, ffn, communication, loop;
+} parts;
+
+static parts parts_of(const ratio_setup *setup, ratio_form form, uint32_t x, uint32_t y,
+                      double kappa) {
+    double m = setup->lanes, mu = ratio_mean_attention(setup), wait = ratio_sigma(setup) * kappa;
+    parts p = {.attention = mu,
+               .ffn = ratio_ffn_time(setup, x, y),
+               .communication = setup->law.alpha_c * setup->batch + setup->law.beta_c};
+    if (form == RATIO_BARRIER)
+        p.attention = mu + wait;
+    if (form == RATIO_LANES) {
+        p.attention = mu + wait / sqrt(m);
+        p.loop = (mu + wait + p.communication + p.ffn) / m;
+        p.communication = 0; // a part of the loop
+    }
+    return p;
 }
 
-static ratio_bound bound_of(const ratio_setup *setup, ratio_form form, uint32_t x, uint32_t y,
-                            double kappa) {
-    double t_f = ratio_ffn_time(setup, x, y), t_c = round_trip(setup);
-    double mu = ratio_mean_attention(setup), wait = ratio_sigma(setup) * kappa;
-    double attention = form == RATIO_MEAN_FIELD ? mu
-                       : form == RATIO_BARRIER  ? mu + wait
-                                                : mu + wait / sqrt(setup->lanes);
-    if (form == RATIO_LANES) {
-        double loop = (mu + wait + t_c + t_f) / setup->lanes;
-        if (loop > fmax(attention, t_f))
-            return RATIO_BOUND_LOOP;
-    } else if (t_c > fmax(attention, t_f)) {
-        return RATIO_BOUND_COMMUNICATION;
-    }
-    return attention >= t_f ? RATIO_BOUND_ATTENTION : RATIO_BOUND_FFN;
+static ratio_bound bound_of(const parts *p) {
+    double most = fmax(fmax(p->attention, p->ffn), fmax(p->communication, p->loop));
+    return p->attention == most ? RATIO_BOUND_ATTENTION
+           : p->ffn == most     ? RATIO_BOUND_FFN
+           : p->loop == most    ? RATIO_BOUND_LOOP
+                                : RATIO_BOUND_COMMUNICATION;
 }
 
 static void evaluate(const ratio_setup *setup, ratio_form form, uint32_t x, uint32_t y,
                      double kappa, ratio_choice *out) {
     double cycle = ratio_cycle_at(setup, form, x, y, kappa);
+    parts p = parts_of(setup, form, x, y, kappa);
     // Only the form with lanes says how many cycles a step of a request takes.
     double lanes = form == RATIO_LANES ? setup->lanes : 1;
     *out = (ratio_choice){.attention = x,
@@ -57,7 +66,7 @@ static void evaluate(const ratio_setup *setup, ratio_form form, uint32_t x, uint
                           .tpot = lanes * cycle,
                           .idle_attention = fmax(0, 1 - ratio_mean_attention(setup) / cycle),
                           .idle_ffn = fmax(0, 1 - ratio_ffn_time(setup, x, y) / cycle),
-                          .bound = bound_of(setup, form, x, y, kappa)};
+                          .bound = bound_of(&p)};
 }
 
 void ratio_evaluate(const ratio_setup *setup, ratio_form form, uint32_t x, uint32_t y,
@@ -76,12 +85,12 @@ typedef struct search {
 static void try_choice(search *s, uint32_t x, uint32_t y, double kappa) {
     const ratio_setup *setup = s->setup;
     double lanes = s->form == RATIO_LANES ? setup->lanes : 1;
-    // The barrier's integral costs, and the mean of a maximum is at least the maximum of the
-    // means: what cannot win by that is not integrated.
-    double least = s->form == RATIO_BARRIER
-                       ? fmax(fmax(ratio_ffn_time(setup, x, y), round_trip(setup)),
-                              ratio_mean_attention(setup) + ratio_sigma(setup) * kappa)
-                       : ratio_cycle_at(setup, s->form, x, y, kappa);
+    parts p = parts_of(setup, s->form, x, y, kappa);
+    // The mean of a maximum is at least the maximum of the means: what cannot win by that is not
+    // integrated.
+    double least = s->form == RATIO_MEAN_FIELD
+                       ? ratio_cycle_at(setup, s->form, x, y, kappa)
+                       : fmax(fmax(p.attention, p.ffn), fmax(p.communication, p.loop));
     s->shortest_tpot = fmin(s->shortest_tpot, lanes * least);
     if (s->limits->max_tpot > 0 && lanes * least > s->limits->max_tpot)
         return;
