@@ -12,7 +12,13 @@
 #include <sys/un.h>
 #include <unistd.h>
 
-enum { HEADER_BYTES = 8, READ_BYTES = 64 << 10, KEEP_BYTES = 1 << 20 };
+// The backlog holds every worker of a bundle: all may connect before the router reads a thing.
+enum {
+    HEADER_BYTES = 8,
+    READ_BYTES = 64 << 10,
+    KEEP_BYTES = 1 << 20,
+    LISTEN_BACKLOG = 256
+};
 
 typedef union any_stream {
     uv_handle_t handle;
@@ -366,7 +372,7 @@ int control_listen(const control_listen_args *args, control_listener **out, erro
     listener->socket.handle.data = listener;
     code = bind_listener(listener, path, &tcp);
     if (!code)
-        code = uv_listen(&listener->socket.stream, 64, on_connection);
+        code = uv_listen(&listener->socket.stream, LISTEN_BACKLOG, on_connection);
     if (code) {
         error_set(err, E_IO, "cannot listen on %s: %s", args->address, uv_strerror(code));
         uv_close(&listener->socket.handle, on_listener_closed);

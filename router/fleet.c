@@ -8,7 +8,7 @@
 #include <stdlib.h>
 #include <unistd.h>
 
-enum { CLOSE_GRACE_MS = 5000, MAX_STRANGERS = 16 };
+enum { CLOSE_GRACE_MS = 5000, SPARE_STRANGERS = 16 };
 
 typedef struct member member;
 
@@ -273,7 +273,9 @@ static void on_closed(void *user, control_conn *conn, const char *reason) {
 
 static void on_accept(void *user, control_conn *conn, control_callbacks *callbacks) {
     fleet *f = user;
-    peer_link *l = f->n_strangers < MAX_STRANGERS ? calloc(1, sizeof *l) : NULL;
+    // All workers may connect before the first HELLO is read.
+    size_t most = member_count(f) + SPARE_STRANGERS;
+    peer_link *l = f->n_strangers < most ? calloc(1, sizeof *l) : NULL;
     if (!l) {
         log_warn("too many connections to the control socket have said nothing; refused");
         control_close(conn);
