@@ -13,12 +13,7 @@
 #include <unistd.h>
 
 // The backlog holds every worker of a bundle: all may connect before the router reads a thing.
-enum {
-    HEADER_BYTES = 8,
-    READ_BYTES = 64 << 10,
-    KEEP_BYTES = 1 << 20,
-    LISTEN_BACKLOG = 256
-};
+enum { HEADER_BYTES = 8, READ_BYTES = 64 << 10, KEEP_BYTES = 1 << 20, LISTEN_BACKLOG = 256 };
 
 typedef union any_stream {
     uv_handle_t handle;
