@@ -145,7 +145,8 @@ static void given_from_json(const json_value *value, given *out) {
 }
 
 static bool is_device(const char *text) {
-    static const char *const names[] = {"cpu", "cpu:ref", "cpu:avx2", "cpu:avx512", "emulated"};
+    static const char *const names[] = {"cpu",        "cpu:ref", "cpu:avx2",
+                                        "cpu:avx512", "cpu:amx", "emulated"};
     for (size_t i = 0; i < sizeof names / sizeof names[0]; i++)
         if (strcmp(text, names[i]) == 0)
             return true;

@@ -63,7 +63,7 @@ const config_row config_rows[] = {
      "Microbatches in flight per attention worker: one computes while another waits for its FFN."},
     {"attention.device", TYPE_DEVICE, 0, AT(attention.device), "cpu", 0, 0, NULL,
      "Where attention runs: cpu (the best instruction set found), cpu:ref, cpu:avx2, cpu:avx512, "
-     "cuda:N, emulated."},
+     "cpu:amx, cuda:N, emulated."},
     {"attention.threads", TYPE_INTEGER, 0, AT(attention.threads), "0", 0, 1024, NULL,
      "Threads that compute in each attention worker. 0: an even share of the cores."},
     {"attention.max_seqs", TYPE_INTEGER, 0, AT(attention.max_seqs), "64", 1, 4096, NULL,
@@ -114,7 +114,7 @@ void config_row_describe(const config_row *row, char *out, size_t n_bytes) {
         snprintf(out, n_bytes, "a number of seconds from %.0f to %.0f", row->min, row->max);
         return;
     case TYPE_DEVICE:
-        snprintf(out, n_bytes, "cpu, cpu:ref, cpu:avx2, cpu:avx512, cuda:N or emulated");
+        snprintf(out, n_bytes, "cpu, cpu:ref, cpu:avx2, cpu:avx512, cpu:amx, cuda:N or emulated");
         return;
     case TYPE_ADDRESS:
         snprintf(out, n_bytes, "HOST:PORT with a port from 0 to 65535, or nothing");

@@ -153,10 +153,9 @@ static void test_types(void **state) {
     refuse("{\"chat\": {\"format\": \"vicuna\"}}",
            ":1: chat.format: \"vicuna\" is not allowed; give auto, chatml, qwen2.5, qwen3, olmoe, "
            "tulu, mistral, mistral-legacy, mistral-v3, mistral-tekken or llama3");
-    refuse(
-        "{\"ffn\": {\"device\": \"gpu\"}}",
-        ":1: ffn.device: \"gpu\" is not allowed; give cpu, cpu:ref, cpu:avx2, cpu:avx512, cuda:N "
-        "or emulated");
+    refuse("{\"ffn\": {\"device\": \"gpu\"}}",
+           ":1: ffn.device: \"gpu\" is not allowed; give cpu, cpu:ref, cpu:avx2, cpu:avx512, "
+           "cpu:amx, cuda:N or emulated");
     refuse("{\"router\": {\"control\": \"10.0.0.1\"}}",
            ":1: router.control: \"10.0.0.1\" is not allowed; give HOST:PORT with a port from 0 to "
            "65535, or nothing");
