@@ -137,6 +137,32 @@ static int by_weight(const void *a, const void *b) {
     return x->id < y->id ? -1 : x->id > y->id;
 }
 
+// Moves the k best of n candidates to the front, in no order: a sort of a whole vocabulary would
+// cost more than the model. No two compare equal, so that every partition is smaller than its
+// range.
+static void select_best(candidate *c, size_t n, size_t k) {
+    size_t low = 0, high = n;
+    while (high - low > 1) {
+        candidate pivot = c[low + (high - low - 1) / 2];
+        size_t i = low, j = high - 1;
+        for (;; i++, j--) {
+            while (by_weight(&c[i], &pivot) < 0)
+                i++;
+            while (by_weight(&c[j], &pivot) > 0)
+                j--;
+            if (i >= j)
+                break;
+            candidate swap = c[i];
+            c[i] = c[j];
+            c[j] = swap;
+        }
+        if (k <= j + 1)
+            high = j + 1;
+        else
+            low = j + 1;
+    }
+}
+
 // Splitmix64 of (seed, position): a stateless draw in [0, 1).
 static double uniform_draw(uint64_t seed, uint64_t position) {
     uint64_t z = seed + (position + 1) * 0x9e3779b97f4a7c15ull;
@@ -182,31 +208,47 @@ static size_t collect(sampler *s, const sampling_params *p, double *total) {
     return n;
 }
 
+static double weight_of(const candidate *c, size_t n) {
+    double sum = 0;
+    for (size_t i = 0; i < n; i++)
+        sum += (double)c[i].weight;
+    return sum;
+}
+
+// Cuts the candidates to top_k, then to the nucleus of what is left, then to min_p; descending.
+static size_t truncate_list(candidate *c, size_t n, const sampling_params *p, double total) {
+    enum { NUCLEUS_GUESS = 256, NUCLEUS_GROWTH = 8 };
+    if (p->top_k > 0 && n > (size_t)p->top_k) {
+        select_best(c, n, (size_t)p->top_k);
+        n = (size_t)p->top_k;
+        total = weight_of(c, n);
+    }
+    double share = (double)p->top_p * total, kept = 0;
+    for (size_t k = NUCLEUS_GUESS; p->top_p < 1 && k < n; k *= NUCLEUS_GROWTH) {
+        select_best(c, n, k);
+        if (weight_of(c, k) >= share)
+            n = k; // the nucleus is among these: fewer are to be sorted
+    }
+    qsort(c, n, sizeof *c, by_weight);
+    if (p->top_p < 1) {
+        size_t i = 0;
+        while (i < n && kept < share)
+            kept += (double)c[i++].weight;
+        n = i ? i : 1;
+    }
+    while (n > 1 && c[n - 1].weight < p->min_p)
+        n--;
+    return n;
+}
+
 static int32_t draw(sampler *s, const sampling_params *p, size_t position) {
     double total;
     size_t n = collect(s, p, &total);
     if (n == 0)
         return argmax(s->adjusted, s->vocab);
     if (p->top_k > 0 || p->top_p < 1) {
-        qsort(s->candidates, n, sizeof *s->candidates, by_weight);
-        if (p->top_k > 0 && n > (size_t)p->top_k) {
-            n = (size_t)p->top_k;
-            total = 0;
-            for (size_t i = 0; i < n; i++)
-                total += (double)s->candidates[i].weight;
-        }
-        if (p->top_p < 1) {
-            double kept = 0;
-            size_t i = 0;
-            while (i < n && kept < (double)p->top_p * total)
-                kept += (double)s->candidates[i++].weight;
-            n = i ? i : 1;
-        }
-        while (n > 1 && s->candidates[n - 1].weight < p->min_p)
-            n--;
-        total = 0;
-        for (size_t i = 0; i < n; i++)
-            total += (double)s->candidates[i].weight;
+        n = truncate_list(s->candidates, n, p, total);
+        total = weight_of(s->candidates, n);
     }
     double left = uniform_draw(p->seed, position) * total;
     for (size_t i = 0; i + 1 < n; i++) {

@@ -160,6 +160,48 @@ static void test_top_p_after_top_k(void **state) {
     sampler_close(s);
 }
 
+// A large vocabulary, of which only the best are sorted: the sets are exact all the same.
+static void test_large_sets(void **state) {
+    (void)state;
+    enum { WIDE = 3000 };
+    static const struct {
+        int32_t top_k;
+        float top_p;
+    } cases[] = {{300, 1}, {0, 0.5f}, {2500, 0.9f}, {0, 0.99f}, {WIDE, 1}, {1, 0.5f}};
+    static float logits[WIDE];
+    static double weight[WIDE];
+    static bool allowed[WIDE], seen[WIDE];
+    sampler *s = open_sampler(WIDE);
+    for (int i = 0; i < WIDE; i++) { // a permutation of equal steps
+        logits[i] = (float)((i * 1237 + 11) % WIDE) / 1000;
+        weight[WIDE - 1 - (i * 1237 + 11) % WIDE] = exp((double)logits[i]); // descending
+    }
+    for (size_t c = 0; c < sizeof cases / sizeof *cases; c++) {
+        sampling_params p = plain(1);
+        p.top_k = cases[c].top_k;
+        p.top_p = cases[c].top_p;
+        size_t n = p.top_k ? (size_t)p.top_k : WIDE, kept = 0, n_seen = 0;
+        double total = 0, sum = 0;
+        for (size_t i = 0; i < n; i++)
+            total += weight[i];
+        while (kept < n && sum < (double)p.top_p * total)
+            sum += weight[kept++];
+        for (int i = 0; i < WIDE; i++) {
+            allowed[i] = (size_t)(WIDE - 1 - (i * 1237 + 11) % WIDE) < kept;
+            seen[i] = false;
+        }
+        for (uint64_t seed = 0; seed < 4000; seed++) {
+            p.seed = seed;
+            int32_t id = sample_at(s, &p, logits, 1);
+            assert_true(allowed[id]);
+            n_seen += !seen[id];
+            seen[id] = true;
+        }
+        assert_true(n_seen * 2 > (kept < 4000 ? kept : 4000)); // and most of the set comes up
+    }
+    sampler_close(s);
+}
+
 // ---- greedy, ties, values that are not numbers ----
 
 static void test_greedy_and_ties(void **state) {
@@ -468,6 +510,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_distributions),
         cmocka_unit_test(test_top_p_after_top_k),
+        cmocka_unit_test(test_large_sets),
         cmocka_unit_test(test_greedy_and_ties),
         cmocka_unit_test(test_values_that_are_not_numbers),
         cmocka_unit_test(test_logit_bias),
