@@ -16,9 +16,9 @@ enum { N_REQUESTS = 8, VOCAB = 280, TOP = 5 };
 static const size_t prompt_lengths[N_REQUESTS] = {1, 33, 5, 70, 16, 17, 2, 48};
 static const int32_t max_tokens[N_REQUESTS] = {12, 9, 15, 4, 17, 1, 20, 10};
 
-typedef struct whole {
+typedef struct answers {
     token_event events[N_REQUESTS][20];
-} whole;
+} answers;
 
 typedef struct fixture {
     tempdir dir;
@@ -61,8 +61,8 @@ static size_t submit(rig *r, const fixture *f, size_t worker, size_t i) {
 }
 
 // One request at a time in the smallest bundle.
-static whole run_whole(const fixture *f, config c) {
-    whole w;
+static answers run_whole(const fixture *f, config c) {
+    answers w;
     c.attention.workers = c.ffn.workers = c.attention.lanes = 1;
     rig *r = rig_open(&c);
     for (size_t i = 0; i < N_REQUESTS; i++) {
@@ -96,7 +96,7 @@ static void compare_event(const token_event *a, const token_event *b, double tol
             fail_msg("top log-probabilities differ");
 }
 
-static void compare(const rig *r, size_t first, const whole *w, double tolerance) {
+static void compare(const rig *r, size_t first, const answers *w, double tolerance) {
     for (size_t i = 0; i < N_REQUESTS; i++) {
         const rig_request *q = rig_request_at(r, first + i);
         assert_int_equal(q->n_events, max_tokens[i]);
@@ -106,7 +106,7 @@ static void compare(const rig *r, size_t first, const whole *w, double tolerance
 }
 
 // All requests at once, then again while some are there already.
-static void run_together(rig *r, const fixture *f, const whole *w, double tolerance) {
+static void run_together(rig *r, const fixture *f, const answers *w, double tolerance) {
     size_t x = rig_plan(r)->n_attention;
     for (size_t i = 0; i < N_REQUESTS; i++)
         submit(r, f, i % x, i);
@@ -133,7 +133,7 @@ static void test_every_split(void **state) {
     (void)state;
     fixture f = fixture_make(DTYPE_F32);
     config c = rig_config(f.dir.path);
-    whole w = run_whole(&f, c);
+    answers w = run_whole(&f, c);
     size_t n = 0;
     for (int x = 1; x <= 3; x++)
         for (int y = 1; y <= 3; y++)
@@ -155,7 +155,7 @@ static void test_every_setting(void **state) {
     (void)state;
     fixture f = fixture_make(DTYPE_F32);
     config c = rig_config(f.dir.path);
-    whole w = run_whole(&f, c);
+    answers w = run_whole(&f, c);
     c.attention.workers = 2;
     for (size_t i = 0; i < sizeof settings / sizeof *settings; i++) {
         c.attention.max_seqs = settings[i].max_seqs;
@@ -172,7 +172,7 @@ static void test_bf16(void **state) {
     (void)state;
     fixture f = fixture_make(DTYPE_BF16);
     config c = rig_config(f.dir.path);
-    whole w = run_whole(&f, c);
+    answers w = run_whole(&f, c);
     for (int x = 1; x <= 3; x++) {
         c.attention.workers = x;
         c.attention.lanes = x;
@@ -187,11 +187,51 @@ static void test_bf16(void **state) {
     tempdir_remove(&f.dir);
 }
 
+// Mean difference of the log-probabilities of all prompts' tokens to those in `whole`.
+static double score_difference(rig *r, const fixture *f, const rig *whole) {
+    double sum = 0;
+    size_t n = 0, x = rig_plan(r)->n_attention;
+    for (size_t i = 0; i < N_REQUESTS; i++) {
+        sampling_params params = rig_greedy(0);
+        params.prompt_logprobs = true;
+        params.logprobs = 0;
+        rig_submit(r, i % x, f->prompts[i], prompt_lengths[i], &params);
+    }
+    rig_run(r);
+    for (size_t i = 0; whole && i < N_REQUESTS; i++) {
+        const rig_request *a = rig_request_at(r, i), *b = rig_request_at(whole, i);
+        assert_int_equal(a->n_events, prompt_lengths[i]);
+        for (size_t t = 1; t < a->n_events; t++, n++)
+            sum += fabs((double)a->events[t].logprob - (double)b->events[t].logprob);
+    }
+    return n ? sum / (double)n : 0;
+}
+
+// Each FFN worker rounds what it returns to bf16, so that the sum is not that of one worker.
+// Prompts are scored because there a difference does not choose what comes next.
+static void test_bf16_over_ffn_workers(void **state) {
+    (void)state;
+    fixture f = fixture_make(DTYPE_BF16);
+    config c = rig_config(f.dir.path);
+    rig *whole = rig_open(&c);
+    score_difference(whole, &f, NULL);
+    for (int y = 2; y <= 3; y++) {
+        c.attention.workers = c.attention.lanes = c.ffn.workers = y;
+        rig *r = rig_open(&c);
+        double difference = score_difference(r, &f, whole);
+        print_message("%d FFN workers: mean difference %.4f\n", y, difference);
+        assert_true(difference > 0 && difference < 0.03);
+        rig_close(r);
+    }
+    rig_close(whole);
+    tempdir_remove(&f.dir);
+}
+
 static void test_preemption_changes_nothing(void **state) {
     (void)state;
     fixture f = fixture_make(DTYPE_F32);
     config c = rig_config(f.dir.path);
-    whole w = run_whole(&f, c);
+    answers w = run_whole(&f, c);
     c.attention.kv_tokens = 96; // the longest request alone needs 5 of the 6 pages
     c.attention.token_budget = 64;
     for (int lanes = 1; lanes <= 3; lanes++) {
@@ -210,6 +250,7 @@ int main(void) {
         cmocka_unit_test(test_every_split),
         cmocka_unit_test(test_every_setting),
         cmocka_unit_test(test_bf16),
+        cmocka_unit_test(test_bf16_over_ffn_workers),
         cmocka_unit_test(test_preemption_changes_nothing),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
