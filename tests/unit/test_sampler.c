@@ -190,14 +190,14 @@ static void test_large_sets(void **state) {
             allowed[i] = (size_t)(WIDE - 1 - (i * 1237 + 11) % WIDE) < kept;
             seen[i] = false;
         }
-        for (uint64_t seed = 0; seed < 4000; seed++) {
+        for (uint64_t seed = 0; seed < 600; seed++) {
             p.seed = seed;
             int32_t id = sample_at(s, &p, logits, 1);
             assert_true(allowed[id]);
             n_seen += !seen[id];
             seen[id] = true;
         }
-        assert_true(n_seen * 2 > (kept < 4000 ? kept : 4000)); // and most of the set comes up
+        assert_true(n_seen * 2 > (kept < 600 ? kept : 600)); // and most of the set comes up
     }
     sampler_close(s);
 }
