@@ -8,7 +8,8 @@
 
 #define MODEL_DIR SOURCE_DIR "/tests/fixtures/tokenizers/qwen2"
 
-enum { N_SCRIPT = 24, MAX_TURNS = 100000 };
+// A turn past PATIENT_TURNS sleeps, for a machine that has other things to do.
+enum { N_SCRIPT = 24, PATIENT_TURNS = 1000, MAX_TURNS = 100000, HOUR_MS = 3600 * 1000 };
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
@@ -37,9 +38,11 @@ static void start(void) {
     fake.model.eos[0] = tokenizer_token_id(model_tokenizer, "<|im_end|>");
     fake.script = script;
     fake.n_script = N_SCRIPT;
+    http_limits limits = http_limits_default();
+    limits.header_timeout_ms = limits.body_timeout_ms = limits.write_timeout_ms = HOUR_MS;
     api_args args = {.loop = &loop,
                      .host = "127.0.0.1",
-                     .limits = http_limits_default(),
+                     .limits = limits,
                      .bundle = &fake,
                      .tokenizer = model_tokenizer,
                      .chat = chat,
@@ -109,6 +112,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
         uv_run(&loop, UV_RUN_NOWAIT);
         fake_step(&fake);
         client_poll(c);
+        if (turn > PATIENT_TURNS)
+            usleep(100);
     }
     if (!c->eof)
         abort();
