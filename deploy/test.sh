@@ -53,7 +53,7 @@ suite() { # DIRECTORY CTEST-OPTIONS...
 
 # The cases inside the programs of the suite that did not run, for example for want of a GPU.
 skipped() {
-    local pattern='^\[  SKIPPED \] [a-z_]|^SKIPPED \['
+    local pattern='^\[  SKIPPED \] [a-z_]|^SKIPPED '
     local log=build/Testing/Temporary/LastTest.log
     echo "==== skipped: $(grep -c -E "$pattern" "$log" || true)"
     grep -h -E "$pattern" "$log" | sort | uniq -c || true

@@ -140,11 +140,13 @@ typedef struct fetcher {
 static fetcher fetch_next(const gemm_tile *t, size_t columns_of_chunks) {
     size_t chunks = (t->k + CHUNK_K - 1) / CHUNK_K * columns_of_chunks;
     const char *at = t->next;
+    if (!at)
+        return (fetcher){0};
     return (fetcher){at, at + t->next_bytes, round_up(t->next_bytes / chunks + 1, ROW_BYTES)};
 }
 
 static void fetch_lines(fetcher *f) {
-    const char *end = (size_t)(f->end - f->at) < f->bytes ? f->end : f->at + f->bytes;
+    const char *end = (size_t)(f->end - f->at) <= f->bytes ? f->end : f->at + f->bytes;
     for (; f->at < end; f->at += ROW_BYTES)
         _mm_prefetch(f->at, _MM_HINT_T1);
 }

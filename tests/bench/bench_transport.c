@@ -108,7 +108,7 @@ static void connect_node(node *n, const void *address, size_t bytes) {
 static void swap_addresses(node *n, int fd) {
     uint8_t mine[TRANSPORT_MAX_ADDRESS] = {0}, theirs[TRANSPORT_MAX_ADDRESS];
     const void *address;
-    size_t bytes, their_bytes;
+    size_t bytes, their_bytes = 0;
     transport_address(n->t, &address, &bytes);
     memcpy(mine, address, bytes);
     if (write(fd, &bytes, sizeof bytes) != sizeof bytes ||
