@@ -7,6 +7,9 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+# An expert's rows are padded to a multiple of this: the library compiles a product for each new shape.
+BLOCK = 256
+
 
 class Norm(nn.Module):
     def __init__(self, dim, eps):
@@ -57,9 +60,60 @@ class Attention(nn.Module):
         return self.o_proj(y.transpose(1, 2).reshape(rows, length, -1))
 
 
+class Swiglu(torch.autograd.Function):
+    """The experts' SwiGLU over rows sorted by expert, one expert's rows after the other's.
+
+    x (rows, hidden), gate_up (experts, hidden, 2 * inner), down (experts, inner, hidden) in bf16;
+    count: rows of each expert. By hand, because autograd would copy the stacked gradients per expert.
+    """
+
+    @staticmethod
+    def forward(ctx, x, gate_up, down, count):
+        y = torch.empty_like(x)
+        h = x.new_empty(x.shape[0], gate_up.shape[2])
+        a = x.new_empty(x.shape[0], down.shape[1])
+        at = 0
+        for e, n in enumerate(count):
+            torch.mm(x[at:at + n], gate_up[e], out=h[at:at + n])
+            at += n
+        g, u = h.chunk(2, -1)
+        torch.mul(F.silu(g), u, out=a)
+        at = 0
+        for e, n in enumerate(count):
+            torch.mm(a[at:at + n], down[e], out=y[at:at + n])
+            at += n
+        ctx.save_for_backward(x, h, a, gate_up, down)
+        ctx.count = count
+        return y
+
+    @staticmethod
+    def backward(ctx, dy):
+        x, h, a, gate_up, down = ctx.saved_tensors
+        dy = dy.to(x.dtype)
+        d_gate_up, d_down = torch.zeros_like(gate_up), torch.zeros_like(down)
+        da, dx, dh = torch.empty_like(a), torch.empty_like(x), torch.empty_like(h)
+        at = 0
+        for e, n in enumerate(ctx.count):
+            torch.mm(dy[at:at + n], down[e].t(), out=da[at:at + n])
+            torch.mm(a[at:at + n].t(), dy[at:at + n], out=d_down[e])
+            at += n
+        g, u = h.chunk(2, -1)
+        s = torch.sigmoid(g)
+        gs = g * s
+        inner = g.shape[1]
+        torch.mul(da, gs, out=dh[:, inner:])
+        torch.mul(da * u, s + gs * (1 - s), out=dh[:, :inner])
+        at = 0
+        for e, n in enumerate(ctx.count):
+            torch.mm(dh[at:at + n], gate_up[e].t(), out=dx[at:at + n])
+            torch.mm(x[at:at + n].t(), dh[at:at + n], out=d_gate_up[e])
+            at += n
+        return dx, d_gate_up, d_down, None
+
+
 class Spread(torch.autograd.Function):
-    """x (tokens, hidden) -> grid rows; `grid` names each row's token (or the zero row past the end),
-    `place` the topk grid rows of each token. The gradient is a gather, which index_put is not."""
+    """x (tokens, hidden) -> the rows of the sorted grid; `grid` names each row's token (or the zero row
+    past the end), `place` the topk grid rows of each token. The gradient too is a gather."""
 
     @staticmethod
     def forward(ctx, x, grid, place):
@@ -85,13 +139,11 @@ class Collect(torch.autograd.Function):
     @staticmethod
     def backward(ctx, d):
         place, = ctx.saved_tensors
-        out = d.new_zeros(ctx.rows, d.shape[1])
-        return out.index_copy_(0, place, d), None
+        return d.new_zeros(ctx.rows, d.shape[1]).index_copy_(0, place, d), None
 
 
 class Experts(nn.Module):
-    """Top-k of softmax over all experts, renormalised; rows are sorted by expert and padded to the
-    largest expert, so that each projection is one batched product."""
+    """Top-k of the gate's softmax over all experts, renormalised; rows are sorted by expert."""
 
     def __init__(self, c):
         super().__init__()
@@ -110,18 +162,17 @@ class Experts(nn.Module):
         expert = expert.reshape(-1)
         order = expert.argsort()
         count = torch.bincount(expert, minlength=n)
-        start = count.cumsum(0) - count
-        slot = torch.arange(len(expert)) - start[expert[order]]
-        rows = int(count.max())
-        place = torch.empty_like(expert)
-        place[order] = expert[order] * rows + slot
-        # Place of each (token, choice) pair in the padded (expert, rows) grid.
-        grid = torch.full((n * rows,), x.shape[0], dtype=torch.long)
-        grid[place] = torch.arange(len(expert)) // self.topk
-        h = torch.bmm(Spread.apply(x, grid, place).view(n, rows, -1), self.gate_up)
-        g, u = h.chunk(2, -1)
-        y = torch.bmm(F.silu(g) * u, self.down).view(n * rows, -1)
-        y = (Collect.apply(y, place).view(-1, self.topk, x.shape[1]) * weight.unsqueeze(-1)).sum(1)
+        padded = (count + BLOCK - 1) // BLOCK * BLOCK
+        shift = (padded.cumsum(0) - padded) - (count.cumsum(0) - count)
+        place = torch.empty_like(order)
+        place[order] = torch.arange(len(order)) + shift[expert[order]]
+        grid = torch.full((int(padded.sum()),), x.shape[0])
+        grid[place] = torch.arange(len(order)) // self.topk
+        dtype = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else x.dtype
+        rows = Spread.apply(x.to(dtype), grid, place)
+        y = Swiglu.apply(rows, self.gate_up.to(dtype), self.down.to(dtype), padded.tolist())
+        y = Collect.apply(y, place).view(-1, self.topk, x.shape[1])
+        y = torch.bmm(weight.to(dtype).unsqueeze(1), y).squeeze(1)
         share = count.float() / count.sum()
         balance = n * (share * prob.mean(0)).sum()
         return y, balance, share
@@ -135,11 +186,15 @@ class Layer(nn.Module):
         self.self_attn = Attention(c)
         self.mlp = Experts(c)
 
-    def forward(self, x, cos, sin, mask):
+    def forward(self, x, cos, sin, mask, keep=None):
+        """x (rows, length, hidden) -> the same shape, or (positions kept, hidden)."""
         x = x + self.self_attn(self.input_layernorm(x), cos, sin, mask)
-        rows, length, hidden = x.shape
-        y, balance, share = self.mlp(self.post_attention_layernorm(x).view(-1, hidden))
-        return x + y.view(rows, length, hidden), balance, share
+        shape = x.shape
+        x = x.view(-1, shape[-1])
+        if keep is not None:
+            x = x.index_select(0, keep)
+        y, balance, share = self.mlp(self.post_attention_layernorm(x))
+        return x + y if keep is not None else (x + y).view(shape), balance, share
 
 
 class Model(nn.Module):
@@ -159,7 +214,7 @@ class Model(nn.Module):
         self.register_buffer("sin", sin, persistent=False)
 
     def forward(self, ids, keep, segment):
-        """ids (rows, length); keep (rows, length) bool picks the positions whose logits are wanted;
+        """ids (rows, length); keep: indices, in ids flattened, of the positions whose logits are wanted;
         segment (rows, length) numbers the conversation a position belongs to.
         Returns logits, the mean balance loss and the share of tokens of each (layer, expert)."""
         x = self.embed(ids)
@@ -169,10 +224,11 @@ class Model(nn.Module):
         mask = torch.zeros(same.shape, dtype=torch.bfloat16).masked_fill_(~same, -1e4)[:, None]
         balances, shares = [], []
         for layer in self.layers:
-            x, balance, share = layer(x, cos, sin, mask)
+            # Of the last layer's experts only the wanted positions are of use.
+            x, balance, share = layer(x, cos, sin, mask, keep if layer is self.layers[-1] else None)
             balances.append(balance)
             shares.append(share)
-        x = self.norm(x[keep])
+        x = self.norm(x)
         return self.head(x).float(), torch.stack(balances).mean(), torch.stack(shares)
 
 
@@ -192,3 +248,16 @@ def export(model):
             out[f"{at}mlp.experts.{e}.up_proj.weight"] = up
             out[f"{at}mlp.experts.{e}.down_proj.weight"] = layer.mlp.down[e].t()
     return {k: v.detach().to(torch.bfloat16).contiguous().clone() for k, v in out.items()}
+
+
+def load_layer(layer, tensors, at):
+    """Fills a layer from tensors under Hugging Face's names; `at` is the layer's prefix."""
+    for name, value in layer.named_parameters():
+        if not name.startswith("mlp."):
+            value.copy_(tensors[at + name])
+    layer.mlp.gate.copy_(tensors[at + "mlp.gate.weight"])
+    for e in range(layer.mlp.gate.shape[0]):
+        expert = f"{at}mlp.experts.{e}."
+        layer.mlp.gate_up[e] = torch.cat(
+            [tensors[expert + "gate_proj.weight"], tensors[expert + "up_proj.weight"]]).t()
+        layer.mlp.down[e] = tensors[expert + "down_proj.weight"].t()

@@ -58,7 +58,7 @@ def make_merges(budget):
     wording = set()
     for value in (corpus.ADD_WORDS, corpus.SUB_WORDS, corpus.ADD_SIGNS, corpus.SUB_SIGNS, corpus.SPELL, corpus.REVERSE, corpus.COUNT,
                   corpus.OCCUR, corpus.SORT, corpus.STORY_OPEN, corpus.STORY_LINK, corpus.STORY_END, corpus.ASK_COLOUR,
-                  corpus.ASK_SIZE, corpus.ASK_OWNER, corpus.HAS, corpus.STORY_WORDS, corpus.NAMES,
+                  corpus.ASK_SIZE, corpus.HAS, corpus.STORY_WORDS, corpus.NAMES,
                   [corpus.WHO, corpus.WHAT_I_DO, corpus.DEFAULT]):
         for text in value:
             wording.update(piece for piece, _ in rule.pre_tokenize_str(" " + text))

@@ -18,11 +18,12 @@ from pathlib import Path
 
 import torch
 import torch.nn.functional as F
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
+from tokenizers import Tokenizer
 
 import corpus
 import tokenizer as tokenizer_module
-from model import Model, export
+from model import BLOCK, Model, export, load_layer
 
 CONFIG = {
     "architectures": ["Qwen3MoeForCausalLM"], "attention_bias": False, "attention_dropout": 0.0,
@@ -34,7 +35,7 @@ CONFIG = {
     "rope_scaling": None, "rope_theta": 10000.0, "router_aux_loss_coef": 0.02, "sliding_window": None,
     "tie_word_embeddings": False, "torch_dtype": "bfloat16", "use_cache": True, "use_sliding_window": False,
     "vocab_size": tokenizer_module.VOCAB_SIZE}
-SHORT, LONG = 192, 512  # tokens in a row of packed short conversations, and of one long conversation
+SHORT, LONG = 128, 512  # tokens in a row of packed short conversations, and of one long conversation
 ROWS_TOKENS = 4608      # tokens in a batch
 
 
@@ -156,9 +157,13 @@ def optimizers(model):
 
 
 def forward(model, ids, want, segment):
+    """Logits and target ids of the wanted positions, filled up to whole blocks with target -100."""
+    keep = want.flatten().nonzero()[:, 0]
+    target = ids.roll(-1, 1).flatten()[keep]
+    fill = -len(keep) % BLOCK
+    keep, target = F.pad(keep, (0, fill)), F.pad(target, (0, fill), value=-100)
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        logits, balance, share = model(ids, want, segment)
-    target = ids.roll(-1, 1)[want]
+        logits, balance, share = model(ids, keep, segment)
     return logits, target, balance, share
 
 
@@ -179,7 +184,8 @@ def validate(model, tokenizer, samples):
             want[r, :len(turns[i][1])] = torch.tensor(turns[i][1], dtype=torch.bool)
         logits, target, _, _ = forward(model, ids, want, torch.ones_like(ids))
         wrong = torch.zeros(len(chunk), dtype=torch.bool)
-        wrong[want.nonzero()[:, 0][logits.argmax(-1) != target]] = True
+        row = want.nonzero()[:, 0]
+        wrong[row[(logits.argmax(-1) != target)[:len(row)]]] = True
         for r, i in enumerate(chunk):
             task = samples[i].task
             total[task] = total.get(task, 0) + 1
@@ -201,9 +207,26 @@ def write(folder, model, tokenizer):
             out.write(json.dumps({"task": s.task, "question": s.question, "answer": s.check}) + "\n")
 
 
-def rate(step, steps):
-    """Warm-up over 100 steps, then level, then down to zero over the last half."""
-    return min(1.0, (step + 1) / 100, 2.0 * (steps - step) / steps)
+def start_from(model, tokenizer, folder):
+    """Takes the parameters of a model that write() has written. Its vocabulary may differ: the rows of
+    tokens that it does not have stay as they are."""
+    tensors = load_file(folder / "model.safetensors")
+    old = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    pairs = [(i, old.token_to_id(t)) for t, i in tokenizer.get_vocab().items() if old.token_to_id(t) is not None]
+    new, was = torch.tensor(pairs).unbind(1)
+    with torch.no_grad():
+        for parameter, name in ((model.embed.weight, "model.embed_tokens"), (model.head.weight, "lm_head")):
+            parameter[new] = tensors[name + ".weight"].float()[was]
+        model.norm.weight.copy_(tensors["model.norm.weight"])
+        for i, layer in enumerate(model.layers):
+            load_layer(layer, tensors, f"model.layers.{i}.")
+    print(f"started from {folder}, {len(pairs)} tokens in common", flush=True)
+
+
+def rate(step, done):
+    """Learning rate over its peak: warm-up over 50 steps, level, down to zero over the last two thirds.
+    done: share of the training that is over, by steps or by time, whichever is nearer its end."""
+    return max(0.0, min(1.0, (step + 1) / 50, 1.5 * (1.0 - done)))
 
 
 def train(args):
@@ -214,14 +237,17 @@ def train(args):
     batches = Batches(tokenizer, "train", args.seed)
     rng = random.Random(args.seed + 1)
     valid = [corpus.draw(rng, "valid", task)._replace(follow=()) for task in corpus.SHARES for _ in range(60)]
+    if args.start:
+        start_from(model, tokenizer, Path(args.start))
     opts = optimizers(model)
     print(f"{sum(p.numel() for p in model.parameters())} parameters, {args.steps} steps", flush=True)
     start, mean, best = time.time(), 0.0, -1.0
     use = torch.zeros(CONFIG["num_hidden_layers"], CONFIG["num_experts"])
-    for step in range(args.steps):
+    step, done = 0, 0.0
+    while done < 1.0:
         for opt in opts:
             for group in opt.param_groups:
-                group["lr"] = group.setdefault("peak", group["lr"]) * rate(step, args.steps)
+                group["lr"] = group.setdefault("peak", group["lr"]) * rate(step, done)
         logits, target, balance, share = forward(model, *batches.batch(LONG if step % 10 == 9 else SHORT))
         loss = F.cross_entropy(logits, target)
         (loss + args.balance * balance).backward()
@@ -230,10 +256,12 @@ def train(args):
             opt.zero_grad()
         mean += (loss.item() - mean) * max(0.02, 1 / (step + 1))
         use.lerp_(share.detach(), 0.02)
-        if (step + 1) % args.every == 0 or step + 1 == args.steps:
+        step += 1
+        done = max(step / args.steps, (time.time() - start) / (60 * args.minutes))
+        if step % args.every == 0 or done >= 1.0:
             score = validate(model, tokenizer, valid)
             overall = sum(score.values()) / len(score)
-            print(f"step {step + 1} {time.time() - start:.0f}s loss {mean:.4f} balance {balance.item():.3f} "
+            print(f"step {step} {time.time() - start:.0f}s loss {mean:.4f} balance {balance.item():.3f} "
                   f"expert use {use.min() / use.sum(1)[0]:.4f}..{use.max() / use.sum(1)[0]:.4f} right {overall:.3f} "
                   + " ".join(f"{t} {v:.2f}" for t, v in score.items()), flush=True)
             if overall >= best:
@@ -244,8 +272,10 @@ def train(args):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", required=True, help="folder to write")
-    parser.add_argument("--steps", type=int, default=6000, help="batches of 4608 tokens (default %(default)s)")
+    parser.add_argument("--steps", type=int, default=3500, help="batches of 4608 tokens (default %(default)s)")
+    parser.add_argument("--minutes", type=float, default=180, help="at most (default %(default)s)")
     parser.add_argument("--threads", type=int, default=2, help="torch threads (default %(default)s)")
+    parser.add_argument("--start", metavar="DIR", help="start from the parameters of this model, not from scratch")
     parser.add_argument("--seed", type=int, default=1, help="of corpus and parameters (default %(default)s)")
     parser.add_argument("--balance", type=float, default=0.02, help="weight of the gate's balance loss")
     parser.add_argument("--every", type=int, default=250, help="steps between validations")
