@@ -1,34 +1,24 @@
 #include "engine/simulate.h"
 
+#include "engine/random.h"
+
 #include <math.h>
 #include <stdlib.h>
 
 // ---- Lengths ----
 
-static uint64_t draw(uint64_t *state) { // splitmix64
-    uint64_t z = *state += 0x9E3779B97F4A7C15u;
-    z = (z ^ z >> 30) * 0xBF58476D1CE4E5B9u;
-    z = (z ^ z >> 27) * 0x94D049BB133111EBu;
-    return z ^ z >> 31;
-}
-
-// Uniform on (0, 1].
-static double draw_unit(uint64_t *state) {
-    return ((double)(draw(state) >> 11) + 1) * 0x1p-53;
-}
-
-static uint32_t draw_length(const sim_lengths *lengths, uint64_t *state) {
+uint32_t sim_draw_length(const sim_lengths *lengths, uint64_t *state) {
     double mean = lengths->mean, value = mean;
     switch (lengths->kind) {
     case SIM_UNIFORM:
-        value = 1 + floor(draw_unit(state) * (2 * mean - 1));
+        value = 1 + floor(random_unit(state) * (2 * mean - 1));
         break;
     case SIM_GEOMETRIC:
-        value = mean > 1 ? 1 + floor(log(draw_unit(state)) / log1p(-1 / mean)) : 1;
+        value = mean > 1 ? 1 + floor(log(random_unit(state)) / log1p(-1 / mean)) : 1;
         break;
     case SIM_LOGNORMAL: { // by Box and Muller
-        double radius = sqrt(-2 * log(draw_unit(state)));
-        double normal = radius * cos(2 * M_PI * draw_unit(state));
+        double radius = sqrt(-2 * log(random_unit(state)));
+        double normal = radius * cos(2 * M_PI * random_unit(state));
         value = mean * exp(lengths->spread * normal - lengths->spread * lengths->spread / 2);
         break;
     }
@@ -155,12 +145,12 @@ static void begin_request(run *r, const lane *l, microbatch *part, double now) {
     slot s = {.begin = now};
     if (args->trace) {
         const trace_request *from = args->trace->requests;
-        from += replays(args) ? r->n_begun : draw(&r->rng) % args->trace->n;
+        from += replays(args) ? r->n_begun : random_next(&r->rng) % args->trace->n;
         s.prompt = from->prompt;
         s.output = from->output;
     } else {
-        s.prompt = draw_length(&args->prompt, &r->rng);
-        s.output = draw_length(&args->output, &r->rng);
+        s.prompt = sim_draw_length(&args->prompt, &r->rng);
+        s.output = sim_draw_length(&args->output, &r->rng);
     }
     s.last_step = l->steps + s.output;
     part->tokens += s.prompt;

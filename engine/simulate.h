@@ -72,6 +72,9 @@ typedef struct sim_result {
 enum { SIM_MAX_ATTENTION = 1024, SIM_MAX_SLOTS = 1 << 26 };
 #define SIM_MAX_REQUESTS 1e9
 
+// A length by a generator's state, any number at first. The lengths must be as simulate takes them.
+uint32_t sim_draw_length(const sim_lengths *lengths, uint64_t *state);
+
 // Deterministic: the same arguments, the same result. E_INVALID names the argument.
 int simulate(const sim_args *args, sim_result *out, error *err);
 

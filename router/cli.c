@@ -2,7 +2,9 @@
 
 #include "router/chat_client.h"
 #include "router/check.h"
+#include "router/plan_cli.h"
 #include "router/serve.h"
+#include "router/simulate_cli.h"
 #include "router/synth.h"
 
 #include <stdbool.h>
@@ -150,6 +152,21 @@ static int run_synth(const command *c, int argc, char **argv) {
     return synth_main(argc, argv);
 }
 
+static int run_plan(const command *c, int argc, char **argv) {
+    (void)c;
+    return plan_main(argc, argv);
+}
+
+static int run_simulate(const command *c, int argc, char **argv) {
+    (void)c;
+    return simulate_main(argc, argv);
+}
+
+// These have tables of options, and print them themselves.
+static bool has_own_help(const command *c) {
+    return c->run == run_synth || c->run == run_plan || c->run == run_simulate;
+}
+
 static const command commands[] = {
     {"serve", "CONFIG.json [--set KEY=VALUE ...]", "launch a bundle and serve it over HTTP",
      "Prints `tandem: ready at http://HOST:PORT` when requests are taken. SIGTERM or Ctrl-C lets\n"
@@ -161,6 +178,10 @@ static const command commands[] = {
      run_check},
     {"config", "[--help | --markdown | CONFIG.json [--set KEY=VALUE ...]]",
      "the keys of a configuration, or the effective values of one", NULL, run_config},
+    {"plan", "--preset NAME --batch SLOTS --prefill TOKENS --decode TOKENS [OPTION ...]",
+     "how many attention workers to an FFN worker", NULL, run_plan},
+    {"simulate", "--preset NAME --batch SLOTS --prefill TOKENS --decode TOKENS [OPTION ...]",
+     "a bundle at several ratios as discrete events", NULL, run_simulate},
     {"synth", "--arch ARCH [OPTION VALUE ...] DIR",
      "write a model with random weights and a dummy tokenizer", NULL, run_synth},
     {"chat", "[--url http://HOST:PORT] QUESTION",
@@ -202,8 +223,8 @@ int cli_run(int argc, char **argv) {
         const command *c = &commands[i];
         if (strcmp(c->name, name) != 0)
             continue;
-        // config --help is the table of keys; synth prints its options itself.
-        for (int k = 2; k < argc && c->run != run_synth; k++)
+        // config --help is the table of keys.
+        for (int k = 2; k < argc && !has_own_help(c); k++)
             if (wants_help(argv[k]))
                 return c->run == run_config ? c->run(c, 0, NULL) : print_command_help(c);
         return c->run(c, argc - 2, argv + 2);
