@@ -69,6 +69,22 @@ static void work_soon(ffn_node *n);
 
 // ---- frames ----
 
+// Counted; logged as far as it is somebody's fault, and not for ever.
+static void refuse(ffn_node *n, const char *reason) {
+    if (++n->frames_refused <= 10 && reason)
+        log_warn("frame refused: %s", reason);
+}
+
+static bool names_own_experts(const ffn_node *n, const frame_header *header, const void *payload) {
+    const model_config *m = &n->plan->model;
+    const uint16_t *experts = payload; // the first section of a DISPATCH
+    for (size_t i = 0; i < (size_t)header->rows * m->top_k; i++)
+        if (experts[i] != FRAME_NO_EXPERT &&
+            (experts[i] >= m->n_experts || n->model.local_group[experts[i]] < 0))
+            return false;
+    return true;
+}
+
 static void *place(void *user, const frame_header *header, size_t bytes) {
     ffn_node *n = user;
     error err;
@@ -82,9 +98,7 @@ static void *place(void *user, const frame_header *header, size_t bytes) {
         code = error_set(&err, E_PROTOCOL, "attention worker %u sent lane %u twice",
                          header->attention, header->lane);
     if (code) {
-        n->frames_refused++;
-        if (code != E_STATE && n->frames_refused <= 10)
-            log_warn("frame refused: %s", err.text);
+        refuse(n, code == E_STATE ? NULL : err.text);
         return NULL;
     }
     ffn_slot *slot = slot_at(n, header->lane, header->attention);
@@ -94,9 +108,14 @@ static void *place(void *user, const frame_header *header, size_t bytes) {
 
 static void arrived(void *user, const frame_header *header, void *payload, size_t bytes) {
     ffn_node *n = user;
-    (void)payload;
+    ffn_slot *slot = slot_at(n, header->lane, header->attention);
     (void)bytes;
-    slot_at(n, header->lane, header->attention)->header = *header;
+    if (!names_own_experts(n, header, payload)) { // refused alone: its pass goes on without it
+        slot->taken = false;
+        refuse(n, "it names an expert of another FFN worker, or none that there is");
+        return;
+    }
+    slot->header = *header;
     gather_arrived(n->gather, header, uv_hrtime() / 1000);
     work_soon(n);
 }
@@ -231,15 +250,6 @@ static int begin_group(ffn_node *n, bool *began) {
     int code = join_rows(n, &rows);
     if (!code && rows)
         code = queue_experts(n, rows);
-    if (code == E_PROTOCOL) {
-        log_warn("a frame of lane %u layer %u names an expert of another worker; refused",
-                 n->group.lane, n->group.layer);
-        n->frames_refused += n->group.n;
-        for (size_t i = 0; i < n->group.n; i++)
-            slot_at(n, n->group.lane, n->group.attention[i])->taken = false;
-        n->group.n = 0;
-        return E_OK;
-    }
     if (!code)
         code = queue_returns(n);
     n->computing = *began = !code;
