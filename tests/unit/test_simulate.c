@@ -119,6 +119,34 @@ static void test_replay_by_hand(void **state) {
     trace_free(&t);
 }
 
+// Sparse and dense arrivals over several workers and lanes: every token is made once, and none
+// before its request is there.
+static void test_replay_makes_every_token(void **state) {
+    (void)state;
+    enum { N = 3000 };
+    trace_request requests[N];
+    const trace t = {requests, N};
+    for (int gap = 0; gap <= 1000; gap += 250) {
+        double at = 0;
+        uint64_t tokens = 0;
+        for (uint32_t i = 0; i < N; i++) {
+            at += i % 97 == 0 ? 20.0 * gap : gap / 100.0;
+            requests[i] = (trace_request){at, i * 7 % 50, 1 + i * 13 % 40};
+            tokens += requests[i].output;
+        }
+        sim_args args = paper(8, 1, 1, 3);
+        args.requests = 0;
+        args.lanes = 3;
+        args.trace = &t;
+        sim_result got = run(&args);
+        assert_int_equal(got.tokens, tokens);
+        assert_int_equal(got.requests, N);
+        assert_true(got.time > at && got.tpot >= 3 * 50 / 2.0);
+        assert_true(got.idle_attention < 1 && got.idle_ffn < 1);
+        assert_true(isnan(got.steady_throughput));
+    }
+}
+
 static void test_same_seed_same_numbers(void **state) {
     (void)state;
     sim_args args = paper(64, 50, 60, 5);
@@ -322,11 +350,17 @@ static void test_trace_file(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_one_lane_by_hand), cmocka_unit_test(test_two_lanes_overlap),
-        cmocka_unit_test(test_replay_by_hand),   cmocka_unit_test(test_same_seed_same_numbers),
-        cmocka_unit_test(test_lengths),          cmocka_unit_test(test_paper_base_case),
-        cmocka_unit_test(test_paper_ablations),  cmocka_unit_test(test_speed),
-        cmocka_unit_test(test_bad_arguments),    cmocka_unit_test(test_bad_traces),
+        cmocka_unit_test(test_one_lane_by_hand),
+        cmocka_unit_test(test_two_lanes_overlap),
+        cmocka_unit_test(test_replay_by_hand),
+        cmocka_unit_test(test_replay_makes_every_token),
+        cmocka_unit_test(test_same_seed_same_numbers),
+        cmocka_unit_test(test_lengths),
+        cmocka_unit_test(test_paper_base_case),
+        cmocka_unit_test(test_paper_ablations),
+        cmocka_unit_test(test_speed),
+        cmocka_unit_test(test_bad_arguments),
+        cmocka_unit_test(test_bad_traces),
         cmocka_unit_test(test_trace_file),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
