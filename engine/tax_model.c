@@ -130,11 +130,15 @@ double tax_active_uniform(double experts, double top_k, double m) {
     return experts * -expm1(m * log1p(-top_k / experts));
 }
 
-double tax_active_profiled(const double *chances, uint32_t n, double m) {
-    double sum = 0;
+double tax_active_profiled(const uint64_t *profile, uint32_t n, double top_k, double m) {
+    double rows = 0, active = 0;
     for (uint32_t i = 0; i < n; i++)
-        sum += -expm1(m * log1p(-fmin(fmax(chances[i], 0), 1)));
-    return sum;
+        rows += (double)profile[i] / top_k;
+    for (uint32_t i = 0; i < n && rows > 0; i++) {
+        double chance = fmin((double)profile[i] / rows, 1); // that a row has this expert
+        active += -expm1(m * log1p(-chance));
+    }
+    return active;
 }
 
 uint32_t tax_active_counted(const uint32_t *counts, uint32_t n) {

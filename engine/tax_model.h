@@ -80,10 +80,10 @@ double tax_ffn_time(const tax_model *model, double rows, double workers, double 
                     double t_ancillary);
 
 // ---- Where the rows go ----
-// E[E_active] of m rows under uniform routing; and with the profiled chance of each expert to be
-// among the top_k of a row. The counts of one step need only be counted.
+// E[E_active] of m rows under uniform routing; and by a profile, the rows that each expert had over
+// any number of steps. Of one step's counts the active ones need only be counted.
 double tax_active_uniform(double experts, double top_k, double m);
-double tax_active_profiled(const double *chances, uint32_t n, double m);
+double tax_active_profiled(const uint64_t *profile, uint32_t n, double top_k, double m);
 uint32_t tax_active_counted(const uint32_t *counts, uint32_t n);
 
 // The rows that a kernel computes for experts with these counts; E_g is the active ones.

@@ -126,13 +126,15 @@ static void test_active_experts(void **state) {
     near(tax_active_uniform(8, 2, 2), 8 * (1 - 0.75 * 0.75), 1e-12);
     near(tax_active_uniform(8, 8, 5), 8, 1e-12);
     assert_true(tax_active_uniform(64, 8, 32) > 0.98 * 64);
-    double even[8], skewed[8];
+    uint64_t even[8], skewed[8], none[8] = {0}, one[8] = {70, 70};
     for (int i = 0; i < 8; i++) {
-        even[i] = 0.25;
-        skewed[i] = i < 2 ? 0.9 : 0.2 / 6;
+        even[i] = 1000;
+        skewed[i] = i < 2 ? 900 : 200 / 6;
     }
-    near(tax_active_profiled(even, 8, 7), tax_active_uniform(8, 2, 7), 1e-12);
-    assert_true(tax_active_profiled(skewed, 8, 7) < 0.7 * tax_active_uniform(8, 2, 7));
+    near(tax_active_profiled(even, 8, 2, 7), tax_active_uniform(8, 2, 7), 1e-12);
+    assert_true(tax_active_profiled(skewed, 8, 2, 7) < 0.7 * tax_active_uniform(8, 2, 7));
+    assert_true(tax_active_profiled(none, 8, 2, 7) == 0);
+    assert_true(tax_active_profiled(one, 8, 2, 7) == 2);
     uint32_t counts[] = {0, 3, 0, 1, 9, 0};
     assert_int_equal(tax_active_counted(counts, 6), 3);
 }
