@@ -9,8 +9,9 @@
 // where a step waits for the slowest of the x attention workers; and lanes, where m microbatches
 // are in flight, about max(mu_A + sigma_A kappa_x / sqrt(m), t_F, (mu_A + sigma_A kappa_x + t_C +
 // t_F) / m) with the first maximum taken over the distribution, not over means.
-// The corrected forms take the load of a microbatch as normal: with table 2 and geometric lengths
-// the form with lanes is within 2% of the simulation at 128 slots or more, 4% at 16, and 9% at 4.
+// The corrected forms take the load of a microbatch as normal. With table 2, its slopes scaled to
+// the batch to keep the balance, and geometric lengths, the form with lanes is within 2% of the
+// simulation at 128 slots or more, 4% at 16, and 9% at 4.
 // Ownership: none, everything is by value. Thread: any.
 #ifndef TANDEM_ENGINE_RATIO_H
 #define TANDEM_ENGINE_RATIO_H
