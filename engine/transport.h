@@ -28,10 +28,10 @@ typedef struct transport_peer transport_peer;
 
 typedef struct transport_callbacks {
     void *user;
-    // header is valid during the call only. Returns a buffer of bytes, or NULL to drop the frame;
-    // a frame of 0 bytes cannot be dropped.
+    // header is valid during the call only. Returns a buffer of bytes, or NULL to drop the frame
+    // (also one of 0 bytes, which any other pointer accepts).
     void *(*place)(void *user, const frame_header *header, size_t bytes);
-    // payload is the buffer that place gave (whatever place returned for 0 bytes).
+    // payload is the buffer that place gave (not read or written for 0 bytes).
     void (*arrived)(void *user, const frame_header *header, void *payload, size_t bytes);
     // The frame that place accepted will not come, its sender is gone: payload is free again.
     // Exactly one of arrived and abandoned follows a place that did not return NULL.

@@ -130,7 +130,7 @@ static inproc_frame pop_frame(inproc_peer *peer) {
 static void deliver(transport *to, const inproc_frame *frame) {
     const transport_callbacks *cb = &to->callbacks;
     void *buffer = cb->place(cb->user, &frame->header, frame->bytes);
-    if (!buffer && frame->bytes) {
+    if (!buffer) {
         to->stats.frames_dropped++;
         return;
     }

@@ -154,7 +154,7 @@ static ucs_status_t on_frame(void *arg, const void *header, size_t header_bytes,
     ucs_status_t status = UCS_OK;
     *e = (entry){.channel = e->channel, .header = h.frame, .bytes = bytes};
     e->buffer = t->callbacks.place(t->callbacks.user, &h.frame, bytes);
-    if (!e->buffer && bytes) {
+    if (!e->buffer) {
         t->stats.frames_dropped++;
         e->state = ENTRY_DROPPED;
     } else {

@@ -137,6 +137,23 @@ static void close_scene(scene *s) {
     free(s);
 }
 
+static frame_header make_header(const scene *s, uint16_t attention) {
+    const model_config *m = &s->plan.model;
+    return (frame_header){.magic = FRAME_MAGIC,
+                          .version = FRAME_VERSION,
+                          .kind = FRAME_DISPATCH,
+                          .plan_hash = s->plan.hash,
+                          .epoch = 1,
+                          .step = 1,
+                          .attention = attention,
+                          .top_k = (uint16_t)m->top_k,
+                          .rows = ROWS,
+                          .hidden = (uint32_t)m->hidden,
+                          .placement = s->plan.placement,
+                          .dtype = (uint8_t)s->plan.wire,
+                          .flags = FRAME_FLAG_MORE};
+}
+
 static void send_row(scene *s, uint16_t attention, uint16_t expert) {
     player *p = &s->players[attention];
     const model_config *m = &s->plan.model;
@@ -147,19 +164,7 @@ static void send_row(scene *s, uint16_t attention, uint16_t expert) {
     uint16_t *experts = (uint16_t *)(void *)p->payload;
     for (size_t k = 0; k < m->top_k; k++)
         experts[k] = k ? FRAME_NO_EXPERT : expert;
-    frame_header header = {.magic = FRAME_MAGIC,
-                           .version = FRAME_VERSION,
-                           .kind = FRAME_DISPATCH,
-                           .plan_hash = s->plan.hash,
-                           .epoch = 1,
-                           .step = 1,
-                           .attention = attention,
-                           .top_k = (uint16_t)m->top_k,
-                           .rows = ROWS,
-                           .hidden = (uint32_t)m->hidden,
-                           .placement = s->plan.placement,
-                           .dtype = (uint8_t)s->plan.wire,
-                           .flags = FRAME_FLAG_MORE};
+    frame_header header = make_header(s, attention);
     assert_int_equal(transport_send(p->ffn, &header, p->payload, layout.bytes, p), 0);
 }
 
@@ -196,9 +201,31 @@ static void foreign_expert_costs_its_sender_alone(void **state) {
     }
 }
 
+// A frame without rows has no payload, but what is wrong in its header is refused all the same.
+static void frame_without_rows_is_checked(void **state) {
+    (void)state;
+    scene *s = open_scene();
+    frame_header good = make_header(s, 0);
+    good.rows = 0;
+    frame_header bad[4] = {good, good, good, good};
+    bad[0].lane = 0xffff;
+    bad[1].attention = 0xffff;
+    bad[2].plan_hash++;
+    bad[3].epoch++;
+    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++)
+        assert_int_equal(transport_send(s->players[0].ffn, &bad[i], NULL, 0, &s->players[0]), 0);
+    send_row(s, 1, 1);
+    run_until_answered(s, 1);
+    assert_false(s->players[0].answered);
+    assert_int_equal(transport_send(s->players[0].ffn, &good, NULL, 0, &s->players[0]), 0);
+    run_until_answered(s, 0);
+    close_scene(s);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(own_experts_are_answered),
+        cmocka_unit_test(frame_without_rows_is_checked),
         cmocka_unit_test(foreign_expert_costs_its_sender_alone),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
