@@ -244,6 +244,30 @@ static void on_written(uv_write_t *request, int status) {
         drop(conn, uv_strerror(status));
 }
 
+// Copies what of the buffers the socket did not take.
+static int queue_rest(control_conn *conn, const uv_buf_t *buffers, size_t skip) {
+    size_t n = buffers[0].len + buffers[1].len - skip, at = 0;
+    queued_write *write = malloc(sizeof *write + n);
+    if (!write)
+        return UV_ENOMEM; // a message may be half sent: the connection ends
+    write->request.data = write;
+    write->conn = conn;
+    for (int i = 0; i < 2; i++) {
+        size_t from = skip < buffers[i].len ? skip : buffers[i].len;
+        skip -= from;
+        if (buffers[i].len > from)
+            memcpy(write->bytes + at, buffers[i].base + from, buffers[i].len - from);
+        at += buffers[i].len - from;
+    }
+    uv_buf_t rest = uv_buf_init((char *)write->bytes, (unsigned)n);
+    int code = uv_write(&write->request, &conn->socket.stream, &rest, 1, on_written);
+    if (code)
+        free(write);
+    return code;
+}
+
+// A worker tells its tokens at the end of every step: what the socket takes at once, as it nearly
+// always does, is neither copied nor queued.
 int control_send(control_conn *conn, uint16_t type, const void *payload, size_t n) {
     if (conn->closing)
         return E_CLOSED;
@@ -253,23 +277,17 @@ int control_send(control_conn *conn, uint16_t type, const void *payload, size_t 
         drop(conn, "the peer does not read");
         return E_FULL;
     }
-    queued_write *write = malloc(sizeof *write + HEADER_BYTES + n);
-    if (!write)
-        return E_NO_MEMORY;
-    write->request.data = write;
-    write->conn = conn;
-    for (int i = 0; i < 4; i++)
-        write->bytes[i] = (uint8_t)(n >> (8 * i));
-    write->bytes[4] = (uint8_t)type;
-    write->bytes[5] = (uint8_t)(type >> 8);
-    write->bytes[6] = CONTROL_VERSION;
-    write->bytes[7] = 0;
-    if (n)
-        memcpy(write->bytes + HEADER_BYTES, payload, n);
-    uv_buf_t buffer = uv_buf_init((char *)write->bytes, (unsigned)(HEADER_BYTES + n));
-    int code = uv_write(&write->request, &conn->socket.stream, &buffer, 1, on_written);
+    uint8_t header[HEADER_BYTES] = {(uint8_t)n,         (uint8_t)(n >> 8), (uint8_t)(n >> 16),
+                                    (uint8_t)(n >> 24), (uint8_t)type,     (uint8_t)(type >> 8),
+                                    CONTROL_VERSION,    0};
+    const uv_buf_t buffers[2] = {uv_buf_init((char *)header, HEADER_BYTES),
+                                 uv_buf_init((char *)(uintptr_t)payload, (unsigned)n)};
+    int taken = uv_try_write(&conn->socket.stream, buffers, n ? 2 : 1);
+    int code = taken < 0 && taken != UV_EAGAIN ? taken : 0;
+    size_t skip = taken > 0 ? (size_t)taken : 0;
+    if (!code && skip < HEADER_BYTES + n)
+        code = queue_rest(conn, buffers, skip);
     if (code) {
-        free(write);
         drop(conn, uv_strerror(code));
         return E_CLOSED;
     }

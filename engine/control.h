@@ -38,7 +38,8 @@ typedef struct control_callbacks {
 int control_connect(uv_loop_t *loop, const char *address, const control_callbacks *callbacks,
                     control_conn **out, error *err);
 
-// Copies and queues a message. E_TOO_LARGE, E_FULL, E_CLOSED, E_NO_MEMORY.
+// Sends what the socket takes at once, and copies and queues the rest. E_TOO_LARGE; E_FULL and
+// E_CLOSED: the connection closes.
 int control_send(control_conn *conn, uint16_t type, const void *payload, size_t n);
 // What is queued is still sent, for CONTROL_LINGER_MS at most; then on_closed.
 void control_close(control_conn *conn);

@@ -1,11 +1,13 @@
 // No step allocates: from the first step on, whatever the requests ask for. The linker hands the
 // allocations of all that is linked here to the functions below; libuv's come by its own hook.
+#include "engine/control.h"
 #include "router/synth.h"
 #include "tests/support/rig.h"
 #include "tests/support/tempdir.h"
 
 #include <setjmp.h>
 #include <stdarg.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <uv.h>
 
@@ -155,12 +157,71 @@ static void test_no_preemption_allocates(void **state) {
     tempdir_remove(&dir);
 }
 
+typedef struct wire_end {
+    control_conn *conn; // of the accepting side
+    unsigned n_messages;
+} wire_end;
+
+static void on_message(void *user, control_conn *conn, uint16_t type, const void *payload,
+                       size_t n) {
+    (void)conn, (void)type, (void)payload, (void)n;
+    ((wire_end *)user)->n_messages++;
+}
+
+static void on_closed(void *user, control_conn *conn, const char *reason) {
+    (void)user, (void)conn, (void)reason;
+}
+
+static void on_accept(void *user, control_conn *conn, control_callbacks *callbacks) {
+    ((wire_end *)user)->conn = conn;
+    *callbacks = (control_callbacks){user, on_message, on_closed};
+}
+
+// The message that ends a step does not either, while the router reads.
+static void test_no_control_message_allocates(void **state) {
+    (void)state;
+    enum { N_MESSAGES = 40, BYTES = 200 };
+    static const uint8_t payload[BYTES];
+    tempdir dir = tempdir_make();
+    char address[sizeof dir.path + 16];
+    snprintf(address, sizeof address, "unix:%s/socket", dir.path);
+    uv_loop_t loop;
+    uv_loop_init(&loop);
+    wire_end end = {0};
+    control_callbacks callbacks = {&end, on_message, on_closed};
+    control_listen_args args = {
+        .loop = &loop, .address = address, .user = &end, .on_accept = on_accept};
+    control_listener *listener;
+    control_conn *conn;
+    error err;
+    assert_int_equal(control_listen(&args, &listener, &err), 0);
+    assert_int_equal(control_connect(&loop, address, &callbacks, &conn, &err), 0);
+    while (!end.conn)
+        uv_run(&loop, UV_RUN_ONCE);
+    uv_run(&loop, UV_RUN_NOWAIT);
+    n_allocations = 0;
+    counting = true;
+    for (int i = 0; i < N_MESSAGES; i++)
+        assert_int_equal(control_send(conn, 1, payload, i % 2 ? BYTES : 0), 0);
+    counting = false;
+    assert_int_equal(n_allocations, 0);
+    while (end.n_messages < N_MESSAGES)
+        uv_run(&loop, UV_RUN_ONCE);
+    control_close(conn);
+    control_close(end.conn);
+    control_listener_close(listener);
+    uv_run(&loop, UV_RUN_DEFAULT);
+    assert_int_equal(uv_loop_close(&loop), 0);
+    tempdir_remove(&dir);
+}
+
 int main(void) {
     uv_replace_allocator(__wrap_malloc, __wrap_realloc, __wrap_calloc, free);
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_the_count_counts),
         cmocka_unit_test(test_no_step_allocates),
         cmocka_unit_test(test_no_preemption_allocates),
+        cmocka_unit_test(test_no_control_message_allocates),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
