@@ -125,7 +125,6 @@ static void write_params(bytes_writer *out, const sampling_params *p) {
     bytes_write_u32(out, (uint32_t)p->min_tokens);
     bytes_write_u32(out, (uint32_t)p->logprobs);
     bytes_write_u8(out, p->prompt_logprobs);
-    bytes_write_u8(out, p->ignore_eos);
     bytes_write_u16(out, (uint16_t)p->n_stop_ids);
     for (int32_t i = 0; i < p->n_stop_ids; i++)
         bytes_write_u32(out, (uint32_t)p->stop_ids[i]);
@@ -159,7 +158,6 @@ static bool read_params(bytes_reader *r, message_submit *out) {
     p->min_tokens = (int32_t)bytes_read_u32(r);
     p->logprobs = (int32_t)bytes_read_u32(r);
     p->prompt_logprobs = bytes_read_u8(r) != 0;
-    p->ignore_eos = bytes_read_u8(r) != 0;
     p->n_stop_ids = bytes_read_u16(r);
     if (p->n_stop_ids > REQUEST_MAX_STOP_IDS)
         return false;

@@ -48,6 +48,7 @@ typedef struct api_params {
     int64_t logprobs, top_logprobs;            // -1: not given
     bool has_seed, want_logprobs;              // want_logprobs: chat's "logprobs": true
     bool stream, include_usage, continuous_usage, echo;
+    bool ignore_eos;   // the model's and the format's end tokens do not stop
     bool keep_special; // special tokens stay in the text
 } api_params;
 

@@ -31,7 +31,7 @@ static const field_row fields[] = {
     {"max_tokens", FIELD_INT, IN_BOTH, 0, INT32_MAX, false, AT(max_tokens)},
     {"max_completion_tokens", FIELD_INT, IN_CHAT, 1, INT32_MAX, false, AT(max_completion_tokens)},
     {"min_tokens", FIELD_INT, IN_BOTH, 0, INT32_MAX, false, AT(min_tokens)},
-    {"ignore_eos", FIELD_BOOL, IN_BOTH, 0, 1, false, AT(sampling.ignore_eos)},
+    {"ignore_eos", FIELD_BOOL, IN_BOTH, 0, 1, false, AT(ignore_eos)},
     {"logprobs", FIELD_INT, IN_COMPLETIONS, 0, API_MAX_COMPLETION_LOGPROBS, false, AT(logprobs)},
     {"logprobs", FIELD_BOOL, IN_CHAT, 0, 1, false, AT(want_logprobs)},
     {"top_logprobs", FIELD_INT, IN_CHAT, 0, REQUEST_MAX_TOP_LOGPROBS, false, AT(top_logprobs)},
@@ -146,7 +146,7 @@ static bool add_stop_id(sampling_params *sampling, int32_t id) {
 static int read_stop_ids(const api *a, const json_value *value, api_params *out, api_error *e) {
     const model_config *model = bundle_model(a->bundle);
     sampling_params *sampling = &out->sampling;
-    if (!sampling->ignore_eos) {
+    if (!out->ignore_eos) {
         for (int i = 0; i < model->n_eos; i++)
             add_stop_id(sampling, model->eos[i]);
         for (size_t i = 0; i < a->chat_stops.n && out->chat; i++)

@@ -189,7 +189,6 @@ sampling_params rig_greedy(int32_t max_tokens) {
     return (sampling_params){.top_p = 1,
                              .repetition_penalty = 1,
                              .max_tokens = max_tokens,
-                             .ignore_eos = true,
                              .logprobs = -1};
 }
 

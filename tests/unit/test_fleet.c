@@ -130,7 +130,6 @@ static void serve_one(bench *b) {
     sampling_params params = {.top_p = 1,
                               .repetition_penalty = 1,
                               .max_tokens = (int32_t)g.n_greedy,
-                              .ignore_eos = true,
                               .logprobs = -1};
     bundle_submit_args args = {.prompt = p->ids,
                                .n_prompt = p->n_tokens,

@@ -188,7 +188,6 @@ static sampling_params full_params(logit_bias *bias) {
                          .seed = UINT64_MAX - 5,
                          .max_tokens = 1000,
                          .min_tokens = 3,
-                         .ignore_eos = true,
                          .logprobs = 20,
                          .prompt_logprobs = true,
                          .n_stop_ids = REQUEST_MAX_STOP_IDS,
@@ -226,7 +225,7 @@ static void test_submit(void **state) {
     assert_true(p->temperature == in.temperature && p->top_p == in.top_p && p->min_p == in.min_p);
     assert_true(p->top_k == 40 && p->presence_penalty == -1.5f && p->frequency_penalty == 2);
     assert_true(p->repetition_penalty == 1.25f && p->seed == in.seed && p->max_tokens == 1000);
-    assert_true(p->min_tokens == 3 && p->ignore_eos && p->logprobs == 20 && p->prompt_logprobs);
+    assert_true(p->min_tokens == 3 && p->logprobs == 20 && p->prompt_logprobs);
     assert_int_equal(p->n_stop_ids, REQUEST_MAX_STOP_IDS);
     assert_memory_equal(p->stop_ids, in.stop_ids, sizeof in.stop_ids);
     assert_int_equal(p->n_logit_bias, REQUEST_MAX_LOGIT_BIAS);
