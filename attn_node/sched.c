@@ -379,7 +379,6 @@ sched_stats sched_stats_get(const sched *s) {
         .running = count_running(s),
         .waiting = s->waiting.n,
         .kv_tokens = used * KERNEL_PAGE_TOKENS,
-        .kv_capacity = pages_total(s->pages) * KERNEL_PAGE_TOKENS,
         .preemptions = s->n_preempted,
     };
 }

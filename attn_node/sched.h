@@ -77,7 +77,7 @@ void sched_append(sequence *seq, int32_t token);
 void sched_step_done(sched *s, step_plan *plan);
 
 typedef struct sched_stats {
-    size_t running, waiting, kv_tokens, kv_capacity;
+    size_t running, waiting, kv_tokens;
     uint64_t preemptions;
 } sched_stats;
 sched_stats sched_stats_get(const sched *s);

@@ -277,9 +277,9 @@ int control_send(control_conn *conn, uint16_t type, const void *payload, size_t 
         drop(conn, "the peer does not read");
         return E_FULL;
     }
-    uint8_t header[HEADER_BYTES] = {(uint8_t)n,         (uint8_t)(n >> 8), (uint8_t)(n >> 16),
-                                    (uint8_t)(n >> 24), (uint8_t)type,     (uint8_t)(type >> 8),
-                                    CONTROL_VERSION,    0};
+    uint8_t header[HEADER_BYTES] = {
+        (uint8_t)n,    (uint8_t)(n >> 8),    (uint8_t)(n >> 16), (uint8_t)(n >> 24),
+        (uint8_t)type, (uint8_t)(type >> 8), CONTROL_VERSION,    0};
     const uv_buf_t buffers[2] = {uv_buf_init((char *)header, HEADER_BYTES),
                                  uv_buf_init((char *)(uintptr_t)payload, (unsigned)n)};
     int taken = uv_try_write(&conn->socket.stream, buffers, n ? 2 : 1);

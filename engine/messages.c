@@ -13,8 +13,8 @@ static int finish_reading(const bytes_reader *r) {
 void message_hello_encode(bytes_writer *out, const message_hello *in) {
     bytes_write_u32(out, in->protocol);
     bytes_write_u8(out, (uint8_t)in->kind);
-    bytes_write_u32(out, (uint32_t)in->rank);
-    bytes_write_u32(out, (uint32_t)in->pid);
+    bytes_write_i32(out, in->rank);
+    bytes_write_i32(out, in->pid);
 }
 
 int message_hello_decode(const void *data, size_t n, message_hello *out) {
@@ -22,8 +22,8 @@ int message_hello_decode(const void *data, size_t n, message_hello *out) {
     message_hello m = {.protocol = bytes_read_u32(&r)};
     uint8_t kind = bytes_read_u8(&r);
     m.kind = kind == WORKER_FFN ? WORKER_FFN : WORKER_ATTENTION;
-    m.rank = (int32_t)bytes_read_u32(&r);
-    m.pid = (int32_t)bytes_read_u32(&r);
+    m.rank = bytes_read_i32(&r);
+    m.pid = bytes_read_i32(&r);
     if (kind > WORKER_FFN || m.rank < -1 || m.rank >= MESSAGE_MAX_WORKERS)
         return E_PROTOCOL;
     *out = m;
@@ -116,21 +116,21 @@ static void write_params(bytes_writer *out, const sampling_params *p) {
     bytes_write_f32(out, p->temperature);
     bytes_write_f32(out, p->top_p);
     bytes_write_f32(out, p->min_p);
-    bytes_write_u32(out, (uint32_t)p->top_k);
+    bytes_write_i32(out, p->top_k);
     bytes_write_f32(out, p->presence_penalty);
     bytes_write_f32(out, p->frequency_penalty);
     bytes_write_f32(out, p->repetition_penalty);
     bytes_write_u64(out, p->seed);
-    bytes_write_u32(out, (uint32_t)p->max_tokens);
-    bytes_write_u32(out, (uint32_t)p->min_tokens);
-    bytes_write_u32(out, (uint32_t)p->logprobs);
+    bytes_write_i32(out, p->max_tokens);
+    bytes_write_i32(out, p->min_tokens);
+    bytes_write_i32(out, p->logprobs);
     bytes_write_u8(out, p->prompt_logprobs);
     bytes_write_u16(out, (uint16_t)p->n_stop_ids);
     for (int32_t i = 0; i < p->n_stop_ids; i++)
-        bytes_write_u32(out, (uint32_t)p->stop_ids[i]);
+        bytes_write_i32(out, p->stop_ids[i]);
     bytes_write_u16(out, (uint16_t)p->n_logit_bias);
     for (int32_t i = 0; i < p->n_logit_bias; i++) {
-        bytes_write_u32(out, (uint32_t)p->logit_bias[i].id);
+        bytes_write_i32(out, p->logit_bias[i].id);
         bytes_write_f32(out, p->logit_bias[i].bias);
     }
 }
@@ -149,26 +149,26 @@ static bool read_params(bytes_reader *r, message_submit *out) {
     p->temperature = bytes_read_f32(r);
     p->top_p = bytes_read_f32(r);
     p->min_p = bytes_read_f32(r);
-    p->top_k = (int32_t)bytes_read_u32(r);
+    p->top_k = bytes_read_i32(r);
     p->presence_penalty = bytes_read_f32(r);
     p->frequency_penalty = bytes_read_f32(r);
     p->repetition_penalty = bytes_read_f32(r);
     p->seed = bytes_read_u64(r);
-    p->max_tokens = (int32_t)bytes_read_u32(r);
-    p->min_tokens = (int32_t)bytes_read_u32(r);
-    p->logprobs = (int32_t)bytes_read_u32(r);
+    p->max_tokens = bytes_read_i32(r);
+    p->min_tokens = bytes_read_i32(r);
+    p->logprobs = bytes_read_i32(r);
     p->prompt_logprobs = bytes_read_u8(r) != 0;
     p->n_stop_ids = bytes_read_u16(r);
     if (p->n_stop_ids > REQUEST_MAX_STOP_IDS)
         return false;
     for (int32_t i = 0; i < p->n_stop_ids; i++)
-        p->stop_ids[i] = (int32_t)bytes_read_u32(r);
+        p->stop_ids[i] = bytes_read_i32(r);
     p->n_logit_bias = bytes_read_u16(r);
     if (p->n_logit_bias > REQUEST_MAX_LOGIT_BIAS)
         return false;
     out->bias = calloc((size_t)p->n_logit_bias + 1, sizeof *out->bias);
     for (int32_t i = 0; out->bias && i < p->n_logit_bias; i++) {
-        out->bias[i].id = (int32_t)bytes_read_u32(r);
+        out->bias[i].id = bytes_read_i32(r);
         out->bias[i].bias = bytes_read_f32(r);
     }
     p->logit_bias = out->bias;
@@ -181,7 +181,7 @@ void message_submit_encode(bytes_writer *out, uint64_t request, const sampling_p
     write_params(out, params);
     bytes_write_u32(out, (uint32_t)n_prompt);
     for (size_t i = 0; i < n_prompt; i++)
-        bytes_write_u32(out, (uint32_t)prompt[i]);
+        bytes_write_i32(out, prompt[i]);
 }
 
 int message_submit_decode(const void *data, size_t n, message_submit *out) {
@@ -198,7 +198,7 @@ int message_submit_decode(const void *data, size_t n, message_submit *out) {
     }
     m.n_prompt = (int32_t)n_prompt;
     for (uint32_t i = 0; i < n_prompt; i++)
-        m.prompt[i] = (int32_t)bytes_read_u32(&r);
+        m.prompt[i] = bytes_read_i32(&r);
     *out = m;
     return E_OK;
 }
@@ -228,14 +228,14 @@ void message_tokens_begin(bytes_writer *out) {
 
 void message_tokens_add(bytes_writer *out, const token_event *event) {
     bytes_write_u64(out, event->request);
-    bytes_write_u32(out, (uint32_t)event->id);
-    bytes_write_u32(out, (uint32_t)event->position);
+    bytes_write_i32(out, event->id);
+    bytes_write_i32(out, event->position);
     bytes_write_u8(out, event->is_prompt);
     bytes_write_u8(out, (uint8_t)event->finish);
     bytes_write_u8(out, (uint8_t)(int8_t)event->n_top);
     bytes_write_f32(out, event->logprob);
     for (int32_t i = 0; i < event->n_top; i++) {
-        bytes_write_u32(out, (uint32_t)event->top[i].id);
+        bytes_write_i32(out, event->top[i].id);
         bytes_write_f32(out, event->top[i].logprob);
     }
 }
@@ -251,8 +251,8 @@ void message_tokens_finish(bytes_writer *out, const message_load *load) {
 
 static bool read_event(bytes_reader *r, token_event *event) {
     event->request = bytes_read_u64(r);
-    event->id = (int32_t)bytes_read_u32(r);
-    event->position = (int32_t)bytes_read_u32(r);
+    event->id = bytes_read_i32(r);
+    event->position = bytes_read_i32(r);
     event->is_prompt = bytes_read_u8(r) != 0;
     uint8_t finish = bytes_read_u8(r);
     event->n_top = (int8_t)bytes_read_u8(r);
@@ -261,7 +261,7 @@ static bool read_event(bytes_reader *r, token_event *event) {
         return false;
     event->finish = (finish_reason)finish;
     for (int32_t i = 0; i < event->n_top; i++) {
-        event->top[i].id = (int32_t)bytes_read_u32(r);
+        event->top[i].id = bytes_read_i32(r);
         event->top[i].logprob = bytes_read_f32(r);
     }
     return !r->failed;

@@ -19,7 +19,6 @@
     X(FULL, -6, "no room")                                                                         \
     X(AGAIN, -7, "try again")                                                                      \
     X(CLOSED, -8, "peer closed")                                                                   \
-    X(TIMEOUT, -9, "timed out")                                                                    \
     X(PROTOCOL, -10, "protocol error")                                                             \
     X(TOO_LARGE, -11, "too large")                                                                 \
     X(STATE, -12, "wrong state")

@@ -3,7 +3,7 @@
 
 #include <string.h>
 
-enum { MAX_THREADS = 256, MAX_GROUPS = 1 << 16, MAX_ROWS = 1 << 22 };
+enum { MAX_THREADS = 1024, MAX_GROUPS = 1 << 16, MAX_ROWS = 1 << 22 };
 
 static int check_backend_args(const kernel_backend_args *args, error *err) {
     if (args->threads < 1 || args->threads > MAX_THREADS)
@@ -50,10 +50,6 @@ void kernel_backend_close(kernel_backend *backend) {
 
 const char *kernel_backend_describe(const kernel_backend *backend) {
     return backend->description;
-}
-
-dtype kernel_backend_compute(const kernel_backend *backend) {
-    return backend->compute;
 }
 
 int kernel_mem_alloc(kernel_backend *backend, kernel_mem_kind kind, size_t bytes, kernel_mem **out,

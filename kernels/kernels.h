@@ -53,7 +53,6 @@ int kernel_backend_open(const kernel_backend_args *args, kernel_backend **out, e
 void kernel_backend_close(kernel_backend *backend); // after everything created from it is freed
 // For logs: "cpu avx512-bf16, 2 threads". Owned by the backend.
 const char *kernel_backend_describe(const kernel_backend *backend);
-dtype kernel_backend_compute(const kernel_backend *backend);
 
 // Memory. DEVICE memory may have no host address; HOST memory has one and the device reads it.
 // Zeroed at allocation, aligned to 64 bytes.

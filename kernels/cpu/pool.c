@@ -128,7 +128,3 @@ void pool_destroy(pool *p) {
         pthread_join(p->threads[i].handle, NULL);
     free(p);
 }
-
-int pool_threads(const pool *p) {
-    return p->n_threads;
-}

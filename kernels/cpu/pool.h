@@ -14,7 +14,6 @@ typedef void pool_fn(void *user, int part, int n_parts);
 
 int pool_create(int n_threads, pool **out, error *err);
 void pool_destroy(pool *p);
-int pool_threads(const pool *p);
 void pool_run(pool *p, pool_fn *fn, void *user);
 
 // The contiguous range of part out of n_parts over n items.

@@ -1,6 +1,7 @@
 // test_kernels_pool.c: every part of a region runs once, in any number of threads, and an idle pool
 // uses no time.
 #include "kernels/cpu/pool.h"
+#include "kernels/kernels.h"
 
 #include <stdarg.h>
 #include <stddef.h>
@@ -45,7 +46,6 @@ static void test_regions(void **state) {
         error err;
         w = (work){0};
         assert_int_equal(pool_create(threads, &p, &err), 0);
-        assert_int_equal(pool_threads(p), threads);
         int rounds = 0;
         for (; rounds < 200; rounds++) {
             if (rounds % 20 == 0)
@@ -74,10 +74,28 @@ static void test_idle(void **state) {
     pool_destroy(p);
 }
 
+// As many threads as attention.threads may say, and a large machine has cores.
+static void test_many_threads(void **state) {
+    (void)state;
+    kernel_backend_args args = {.device = "cpu:ref",
+                                .threads = 1024,
+                                .compute = DTYPE_F32,
+                                .max_rows = 1,
+                                .max_groups = 1};
+    kernel_backend *backend;
+    error err;
+    if (kernel_backend_open(&args, &backend, &err))
+        fail_msg("%s", err.text);
+    kernel_backend_close(backend);
+    args.threads++;
+    assert_int_equal(kernel_backend_open(&args, &backend, &err), E_INVALID);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_regions),
         cmocka_unit_test(test_idle),
+        cmocka_unit_test(test_many_threads),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -96,7 +96,6 @@ static void check_pages(const bench *b) {
         }
     }
     sched_stats stats = sched_stats_get(b->s);
-    assert_int_equal(stats.kv_capacity, b->args.n_pages * PAGE);
     assert_true(stats.running <= b->args.max_sequences);
     assert_int_equal(stats.running + stats.waiting, b->n_alive);
     assert_true(n_held <= used_pages(b));
