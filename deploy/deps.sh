@@ -47,7 +47,7 @@ install_packages() {
     local apt=("${as_root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get -o DPkg::Lock::Timeout=300)
     "${apt[@]}" update >"$log" 2>&1 </dev/null || echo "deps: apt-get update: $(tail -n 1 "$log")" >&2
     for package in "${missing[@]}"; do
-        [[ "$(apt-cache policy "$package")" == *"Candidate: "[^\(]* ]] ||
+        [[ "$(LC_ALL=C apt-cache policy "$package")" == *"Candidate: "[^\(]* ]] ||
             die "package $package is not in this system's repositories (Debian 12 and Ubuntu 24.04 with universe have it)"
     done
     if ! "${apt[@]}" install -y --no-install-recommends "${missing[@]}" >"$log" 2>&1 </dev/null; then

@@ -1,8 +1,5 @@
 #include "router/check.h"
 
-#include "engine/chat.h"
-#include "engine/plan.h"
-#include "engine/tokenizer.h"
 #include "engine/weights.h"
 
 #include <stdlib.h>
@@ -66,19 +63,28 @@ static void print_sizes(const plan *p, bool colocated, FILE *out) {
                 "B for a token\n");
 }
 
-static int check_text(const config *c, const plan *p, FILE *out, error *err) {
-    tokenizer *t = NULL;
-    chat_format *chat = NULL;
-    int rc = tokenizer_open(c->model, &t, err);
+int check_text(const config *c, const plan *p, tokenizer **t, chat_format **chat, error *err) {
+    int rc = tokenizer_open(c->model, t, err);
     if (rc != E_OK)
         return rc;
-    if (tokenizer_vocab_size(t) > p->model.vocab)
+    if (tokenizer_vocab_size(*t) > p->model.vocab)
         rc = error_set(err, E_INVALID,
                        "%s/tokenizer.json: has %zu ids, but the model's embedding has %zu rows; "
                        "take both from the same model",
-                       c->model, tokenizer_vocab_size(t), p->model.vocab);
+                       c->model, tokenizer_vocab_size(*t), p->model.vocab);
     else
-        rc = chat_format_open(c->model, c->chat.format, &chat, err);
+        rc = chat_format_open(c->model, c->chat.format, chat, err);
+    if (rc != E_OK) {
+        tokenizer_close(*t);
+        *t = NULL;
+    }
+    return rc;
+}
+
+static int print_text(const config *c, const plan *p, FILE *out, error *err) {
+    tokenizer *t = NULL;
+    chat_format *chat = NULL;
+    int rc = check_text(c, p, &t, &chat, err);
     if (rc == E_OK)
         fprintf(out, "text:        %zu token ids, chat format %s\n", tokenizer_vocab_size(t),
                 chat_format_name(chat));
@@ -107,7 +113,7 @@ int check_bundle(const config *c, FILE *out, error *err) {
             p->model.n_experts, p->model.top_k);
     print_sizes(p, c->mode == CONFIG_MODE_COLOCATED, out);
     fprintf(out, "context:     %zu tokens\n", p->max_tokens);
-    rc = check_text(c, p, out, err);
+    rc = print_text(c, p, out, err);
 undo:
     weights_close(w);
     free(p);

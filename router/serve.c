@@ -1,11 +1,10 @@
 #include "router/serve.h"
 
-#include "engine/chat.h"
 #include "engine/log.h"
-#include "engine/tokenizer.h"
 #include "engine/weights.h"
 #include "router/api.h"
 #include "router/bundle.h"
+#include "router/check.h"
 
 #include <signal.h>
 #include <stdio.h>
@@ -134,9 +133,7 @@ static int open_model(server *s, error *err) {
     if (!code)
         code = check_weights(s, err);
     if (!code)
-        code = tokenizer_open(c->model, &s->tokenizer, err);
-    if (!code)
-        code = chat_format_open(c->model, c->chat.format, &s->chat, err);
+        code = check_text(c, &s->plan, &s->tokenizer, &s->chat, err);
     return code;
 }
 
