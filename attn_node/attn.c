@@ -11,6 +11,9 @@
 #include <stdlib.h>
 #include <unistd.h>
 
+// How long the router may take to see for itself that a lost FFN worker has died.
+enum { LOST_MS = 3000 };
+
 typedef struct attn_node {
     const node_env *env;
     const plan *plan;
@@ -30,6 +33,8 @@ typedef struct attn_node {
 
     uv_idle_t work;  // runs while a lane can move
     uv_async_t wake; // a mark has completed
+    uv_timer_t lost; // LOST_MS after an FFN worker was lost
+    size_t lost_rank;
     int n_open_handles;
     void (*closed)(void *user);
     void *closed_user;
@@ -99,19 +104,31 @@ static void sent(void *user, void *token, int status) {
     work_soon(user);
 }
 
+// The worker is still wanted, so the FFN worker lives and only the way to it is cut: no lane would
+// ever go on.
+static void on_lost(uv_timer_t *timer) {
+    attn_node *n = timer->data;
+    error err;
+    error_set(&err, E_CLOSED, "the connection to FFN worker %zu broke", n->lost_rank);
+    n->env->fail(n->env->user, &err);
+}
+
 static void lost(void *user, transport_peer *peer, const char *reason) {
     attn_node *n = user;
     for (size_t f = 0; f < n->plan->n_ffn; f++) {
-        if (n->peers[f] == peer) {
-            log_warn("lost FFN worker %zu: %s", f, reason);
-            n->peers[f] = NULL;
-        }
+        if (n->peers[f] != peer)
+            continue;
+        log_warn("lost FFN worker %zu: %s", f, reason);
+        n->peers[f] = NULL;
+        n->lost_rank = f;
+        if (!n->closed && !uv_is_active((uv_handle_t *)&n->lost))
+            uv_timer_start(&n->lost, on_lost, LOST_MS, 0);
     }
     transport_peer_close(peer);
 }
 
-// A frame for a peer that has gone is given up: the lane waits, and the control socket tells the
-// router, which knows what to do about a dead worker.
+// A frame for a peer that has gone is given up: the lane waits, and the control socket, or on_lost,
+// tells the router, which knows what to do about a dead worker.
 static int send_frame(void *user, size_t ffn_rank, const frame_header *header, const void *payload,
                       size_t bytes, void *token) {
     attn_node *n = user;
@@ -262,8 +279,9 @@ static int attn_open(const node_env *env, void **out, error *err) {
     }
     uv_idle_init(env->loop, &n->work);
     uv_async_init(env->loop, &n->wake, on_wake);
-    n->work.data = n->wake.data = n;
-    n->n_open_handles = 2;
+    uv_timer_init(env->loop, &n->lost);
+    n->work.data = n->wake.data = n->lost.data = n;
+    n->n_open_handles = 3;
     log_info("attention rank %u: %s; %.1f MB of weights; KV cache of %zu tokens", env->rank,
              kernel_backend_describe(n->backend), (double)n->model.weight_bytes / 1e6,
              n->kv_tokens);
@@ -398,6 +416,7 @@ static void on_transport_closed(void *user) {
     attn_node *n = user;
     uv_close((uv_handle_t *)&n->work, on_handle_closed);
     uv_close((uv_handle_t *)&n->wake, on_handle_closed);
+    uv_close((uv_handle_t *)&n->lost, on_handle_closed);
 }
 
 static void attn_close(void *node, void (*done)(void *user), void *user) {
@@ -405,6 +424,7 @@ static void attn_close(void *node, void (*done)(void *user), void *user) {
     n->closed = done;
     n->closed_user = user;
     uv_idle_stop(&n->work);
+    uv_timer_stop(&n->lost);
     transport_close(n->transport, on_transport_closed, n);
 }
 
