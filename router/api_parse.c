@@ -2,6 +2,7 @@
 
 #include "engine/log.h"
 
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -126,6 +127,18 @@ static int read_stop(const json_value *value, api_params *out, api_error *e) {
         out->stops.texts[out->stops.n++] = copy;
     }
     return 0;
+}
+
+// Clients send seeds of 64 bits. JSON numbers are read as doubles, so that neighbours above 2^53
+// may be one seed; a seed still gives the same text every time.
+static int read_seed(const json_value *value, int64_t *out, api_error *e) {
+    const double limit = 0x1p63;
+    double number;
+    if (json_as_double(value, &number) && floor(number) == number && fabs(number) <= limit) {
+        *out = number < limit ? (int64_t)number : INT64_MAX;
+        return 0;
+    }
+    return api_error_set(e, 400, NULL, "seed", "seed must be an integer of 64 bits");
 }
 
 static bool is_token(const api *a, int64_t id) {
@@ -287,8 +300,7 @@ static int read_shaped(const api *a, const json_value *body, api_params *out, ap
         rc = read_stream_options(value, out, e);
     if (rc == 0 && !json_is_null(value = json_get(body, "seed"))) {
         out->has_seed = true;
-        if (!json_as_int(value, &out->seed))
-            rc = api_error_set(e, 400, NULL, "seed", "seed must be an integer within 2^53");
+        rc = read_seed(value, &out->seed, e);
     }
     if (rc == 0 && !json_is_null(value = json_get(body, "skip_special_tokens"))) {
         bool skip = true;

@@ -229,6 +229,25 @@ static void test_params_reach_the_bundle(void **state) {
     reply_free(&r);
 }
 
+static void test_seeds_of_64_bits(void **state) {
+    (void)state;
+    script_text("yes");
+    static const struct {
+        const char *body;
+        uint64_t seed;
+    } cases[] = {
+        {"{\"prompt\":\"x\",\"seed\":9223372036854775807}", INT64_MAX},
+        {"{\"prompt\":\"x\",\"seed\":-9223372036854775808}", (uint64_t)INT64_MIN},
+        {"{\"prompt\":\"x\",\"seed\":1152921504606846976}", UINT64_C(1) << 60},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        reply r = ask("POST", COMPLETIONS, cases[i].body);
+        assert_int_equal(r.status, 200);
+        assert_true(submitted(i)->params.seed == cases[i].seed);
+        reply_free(&r);
+    }
+}
+
 static void test_defaults_and_nulls(void **state) {
     (void)state;
     script_text("yes");
@@ -321,6 +340,7 @@ static void test_refused_values(void **state) {
         {"seed", "1.5"},
         {"seed", "\"a\""},
         {"seed", "1e40"},
+        {"seed", "18446744073709551616"},
         {"stop", "5"},
         {"stop", "[1]"},
         {"stop", "\"\""},
@@ -586,6 +606,7 @@ int main(void) {
         API_TEST(test_api_key),
         API_TEST(test_tokenize),
         API_TEST(test_params_reach_the_bundle),
+        API_TEST(test_seeds_of_64_bits),
         API_TEST(test_defaults_and_nulls),
         API_TEST(test_refused_values),
         API_TEST(test_refused_chats),
