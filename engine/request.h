@@ -22,8 +22,8 @@ typedef struct sampling_params {
     float presence_penalty, frequency_penalty; // 0: off
     float repetition_penalty;                  // 1: off
     uint64_t seed;
-    int32_t max_tokens; // new tokens at most, >= 1 (0 only with prompt_logprobs: score alone)
-    int32_t min_tokens; // stop ids are masked before this many
+    int32_t max_tokens;   // new tokens at most, >= 1 (0 only with prompt_logprobs: score alone)
+    int32_t min_tokens;   // stop ids are masked before this many
     int32_t logprobs;     // -1: none; 0..20: chosen token and this many top tokens
     bool prompt_logprobs; // logprobs of the prompt's own tokens too (echo)
     int32_t n_stop_ids;   // ids that end the request with "stop"; the id itself is reported

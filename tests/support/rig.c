@@ -186,10 +186,8 @@ void rig_close(rig *r) {
 // ---- requests ----
 
 sampling_params rig_greedy(int32_t max_tokens) {
-    return (sampling_params){.top_p = 1,
-                             .repetition_penalty = 1,
-                             .max_tokens = max_tokens,
-                             .logprobs = -1};
+    return (sampling_params){
+        .top_p = 1, .repetition_penalty = 1, .max_tokens = max_tokens, .logprobs = -1};
 }
 
 static void send_message(rig *r, size_t worker, uint16_t type) {

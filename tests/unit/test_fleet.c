@@ -127,10 +127,8 @@ static void serve_one(bench *b) {
     if (golden_open(MODEL, &g, &err))
         fail_msg("%s", err.text);
     const golden_prompt *p = &g.prompts[1];
-    sampling_params params = {.top_p = 1,
-                              .repetition_penalty = 1,
-                              .max_tokens = (int32_t)g.n_greedy,
-                              .logprobs = -1};
+    sampling_params params = {
+        .top_p = 1, .repetition_penalty = 1, .max_tokens = (int32_t)g.n_greedy, .logprobs = -1};
     bundle_submit_args args = {.prompt = p->ids,
                                .n_prompt = p->n_tokens,
                                .params = &params,

@@ -77,11 +77,8 @@ static void test_idle(void **state) {
 // As many threads as attention.threads may say, and a large machine has cores.
 static void test_many_threads(void **state) {
     (void)state;
-    kernel_backend_args args = {.device = "cpu:ref",
-                                .threads = 1024,
-                                .compute = DTYPE_F32,
-                                .max_rows = 1,
-                                .max_groups = 1};
+    kernel_backend_args args = {
+        .device = "cpu:ref", .threads = 1024, .compute = DTYPE_F32, .max_rows = 1, .max_groups = 1};
     kernel_backend *backend;
     error err;
     if (kernel_backend_open(&args, &backend, &err))
