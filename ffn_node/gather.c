@@ -25,6 +25,7 @@ struct gather {
     gather_args args;
     uint32_t n_passes;
     gather_lane *lanes; // (n_lanes)
+    size_t turn;        // the lane that is looked at first, so that none waits for another's luck
     gather_stats stats;
 };
 
@@ -234,9 +235,13 @@ static bool next_of_lane(gather *g, gather_lane *lane, uint64_t now_us, gather_g
 }
 
 bool gather_next(gather *g, uint64_t now_us, gather_group *out) {
-    for (size_t i = 0; i < g->args.n_lanes; i++)
-        if (next_of_lane(g, &g->lanes[i], now_us, out))
+    for (size_t i = 0; i < g->args.n_lanes; i++) {
+        size_t lane = (g->turn + i) % g->args.n_lanes;
+        if (next_of_lane(g, &g->lanes[lane], now_us, out)) {
+            g->turn = lane + 1;
             return true;
+        }
+    }
     return false;
 }
 

@@ -3,6 +3,7 @@
 import concurrent.futures
 import socket
 import subprocess
+import time
 
 import pytest
 
@@ -100,6 +101,9 @@ def test_workers_that_join(start, synth, whole, tmp_path):
     bundle = start(synth("qwen3_moe", dtype="f32"), {
         "attention.workers": 2, "attention.launch": 1, "ffn.workers": 2, "ffn.launch": 0,
         "router.control": control, "wire.transport": "tcp"}, wait=False)
+    end = time.monotonic() + STOP_S
+    while "attention rank 0" not in bundle.errors() and time.monotonic() < end:
+        time.sleep(0.02)  # until its own worker has joined, the router may not listen yet
     with open(tmp_path / "stderr.log", "wb") as log:
         joined = [subprocess.Popen([BIN / name, "--join", control], stdin=subprocess.DEVNULL,
                                    stderr=log)

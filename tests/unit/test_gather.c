@@ -237,8 +237,8 @@ static void test_each_frame_alone(void **state) {
     arrive(g, 1, 0, 0);
     arrive(g, 0, 0, 0);
     arrive(g, 0, 1, 0);
-    gather_group a = expect_group(g, 0, MEMBERS(0)), b = expect_group(g, 0, MEMBERS(1));
-    gather_group c = expect_group(g, 0, MEMBERS(0));
+    gather_group a = expect_group(g, 0, MEMBERS(0)), c = expect_group(g, 0, MEMBERS(0));
+    gather_group b = expect_group(g, 0, MEMBERS(1));
     assert_int_equal(c.lane, 1);
     assert_true(a.members == 1 && b.members == 1 && a.pass != b.pass && b.pass != c.pass);
     arrive_at(g, 1, 1, &b, 5);
@@ -267,6 +267,24 @@ static void test_lanes_are_apart(void **state) {
 }
 
 // ---- whole bundles ----
+
+// A lane whose next frame is always there already does not keep the other from its turn.
+static void test_lanes_take_turns(void **state) {
+    (void)state;
+    gather *g = open_gather(0, 1, 2);
+    arrive(g, 0, 0, 0);
+    arrive(g, 0, 1, 0);
+    gather_group first = expect_group(g, 2 * WAIT_US, MEMBERS(0));
+    assert_int_equal(first.lane, 0);
+    arrive_at(g, 0, 1, &first, 2 * WAIT_US);
+    gather_group second = expect_group(g, 2 * WAIT_US, MEMBERS(0));
+    assert_int_equal(second.lane, 1);
+    arrive_at(g, 0, 1, &second, 2 * WAIT_US);
+    assert_int_equal(expect_group(g, 2 * WAIT_US, MEMBERS(0)).lane, 0);
+    arrive_at(g, 0, 2, &first, 2 * WAIT_US);
+    assert_int_equal(expect_group(g, 2 * WAIT_US, MEMBERS(0)).lane, 1);
+    gather_close(g);
+}
 
 enum { MAX_X = 3, MAX_Y = 3, MAX_LANES = 3, MAX_EVENTS = 256, STEPS = 12 };
 
@@ -558,6 +576,7 @@ int main(void) {
         cmocka_unit_test(test_a_late_member_leaves_the_pass),
         cmocka_unit_test(test_each_frame_alone),
         cmocka_unit_test(test_lanes_are_apart),
+        cmocka_unit_test(test_lanes_take_turns),
         cmocka_unit_test(test_bundles),
         cmocka_unit_test(test_bundles_with_short_deadlines),
         cmocka_unit_test(test_bundles_with_deaths),
