@@ -2,9 +2,11 @@
 // attention), one of each per (layer, lane, attention-FFN pair) and step.
 //
 // A frame is a fixed little-endian header and a payload:
-//   DISPATCH: experts (rows, top_k) u16 | weights (rows, top_k) f32 | rows (rows, hidden) wire
-//   dtype RETURN:   rows (rows, hidden) wire dtype, in the order of the DISPATCH
-// Each section begins at a multiple of 64 bytes. frame_layout is the only place that knows it.
+//   DISPATCH: experts (rows, top_k) u16 | weights (rows, top_k) f32 | rows (rows, hidden)
+//   RETURN:   rows (rows, hidden), in the order of the DISPATCH
+// Rows are of the wire's dtype; each section begins at a multiple of 64 bytes. frame_layout is the
+// only place that knows it.
+//
 // A pass is one walk of a lane through all layers with a fixed set of attention workers: FFN rank 0
 // fixes it at layer 0 and names it in its RETURN; the attention worker repeats pass and members in
 // its later DISPATCH frames, so that every FFN rank gathers the same members.

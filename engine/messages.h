@@ -96,7 +96,7 @@ void message_submit_encode(bytes_writer *out, uint64_t request, const sampling_p
 int message_submit_decode(const void *data, size_t n, message_submit *out);
 void message_submit_free(message_submit *submit);
 
-// CANCEL: request id. Also used by nothing else: a cancelled request sends no more events.
+// CANCEL: request id. Events of the step under way may still come; then there are no more.
 void message_cancel_encode(bytes_writer *out, uint64_t request);
 int message_cancel_decode(const void *data, size_t n, uint64_t *request);
 

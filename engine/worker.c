@@ -48,8 +48,10 @@ static int parse_args(int argc, char **argv, const char *name, worker_args *out)
         if (!strcmp(argv[i], "--join") && has_value) {
             out->join = argv[++i];
         } else if (!strcmp(argv[i], "--rank") && has_value) {
-            out->rank = (int)strtol(argv[++i], &end, 10);
-            if (*end || out->rank < 0 || out->rank >= MESSAGE_MAX_WORKERS) {
+            const char *text = argv[++i];
+            long rank = strtol(text, &end, 10);
+            out->rank = (int)rank;
+            if (end == text || *end || rank < 0 || rank >= MESSAGE_MAX_WORKERS) {
                 fprintf(stderr, "tandem-%s: --rank %s: expected 0..%d\n", name, argv[i],
                         MESSAGE_MAX_WORKERS - 1);
                 return E_INVALID;
