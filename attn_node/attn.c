@@ -204,9 +204,14 @@ static int open_kv(attn_node *n, error *err) {
 }
 
 static sched_args scheduler_sizes(const attn_node *n) {
+    const model_config *m = &n->plan->model;
+    size_t lane_rows = (size_t)n->env->config->attention.lane_rows;
+    if (!lane_rows)
+        lane_rows = (4 * m->n_experts + m->top_k - 1) / m->top_k;
     return (sched_args){.n_lanes = n->plan->n_lanes,
                         .max_sequences = n->plan->max_sequences,
                         .token_budget = n->plan->max_rows,
+                        .lane_rows = lane_rows,
                         .n_pages = n->kv_tokens / KERNEL_PAGE_TOKENS,
                         .max_tokens = n->plan->max_tokens};
 }

@@ -322,6 +322,30 @@ static size_t lane_load(const sched *s, size_t lane) {
     return load;
 }
 
+// Rows of the lane's next step: one for each sequence, and the prompts that are still to come.
+static size_t lane_rows(const sched *s, size_t lane) {
+    size_t rows = 0;
+    for (const sequence *seq = s->running[lane].head; seq; seq = seq->next)
+        rows += seq->n_tokens - seq->n_computed;
+    return rows;
+}
+
+// The lane in use with the least load; an unused one when there is no other, or when that lane has
+// enough rows. A lane more hides the time that frames are away, but every lane reads all weights:
+// it pays only when each has work enough.
+static size_t choose_lane(const sched *s) {
+    size_t n = s->args.n_lanes, used = n, unused = n;
+    for (size_t i = 0; i < n; i++) {
+        if (!s->running[i].n)
+            unused = unused < n ? unused : i;
+        else if (used == n || lane_load(s, i) < lane_load(s, used))
+            used = i;
+    }
+    if (unused < n && (used == n || lane_rows(s, used) >= s->args.lane_rows))
+        return unused;
+    return used;
+}
+
 static size_t count_running(const sched *s) {
     size_t n = 0;
     for (size_t i = 0; i < s->args.n_lanes; i++)
@@ -329,7 +353,7 @@ static size_t count_running(const sched *s) {
     return n;
 }
 
-// Waiting sequences, oldest first, into the lane with the least load while slots and pages last.
+// Waiting sequences, oldest first, into lanes while slots and pages last.
 static void admit(sched *s) {
     while (s->waiting.head && count_running(s) < s->args.max_sequences) {
         sequence *seq = s->waiting.head;
@@ -338,10 +362,7 @@ static void admit(sched *s) {
             first_chunk = s->args.token_budget;
         if (seq->order > s->claim || pages_for(first_chunk) > pages_free_count(s->pages))
             return;
-        size_t best = 0;
-        for (size_t i = 1; i < s->args.n_lanes; i++)
-            if (lane_load(s, i) < lane_load(s, best))
-                best = i;
+        size_t best = choose_lane(s);
         list_remove(&s->waiting, seq);
         seq->lane = (int)best;
         list_insert(&s->running[best], seq);

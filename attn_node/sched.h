@@ -21,6 +21,7 @@ typedef struct sched_args {
     size_t n_lanes;
     size_t max_sequences; // running, over all lanes
     size_t token_budget;  // rows of one step of one lane
+    size_t lane_rows;     // rows from which a further lane is opened, >= 1
     size_t n_pages;
     size_t max_tokens; // of one sequence, prompt and output
 } sched_args;

@@ -62,6 +62,7 @@ typedef struct config {
     struct {
         int64_t workers, launch; // launch is 0..workers after config_load
         int64_t lanes;
+        int64_t lane_rows; // 0: chosen from the model's experts
         char device[CONFIG_TEXT_BYTES];
         int64_t threads; // 0: a share of the cores
         int64_t max_seqs, token_budget;

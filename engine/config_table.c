@@ -60,7 +60,11 @@ const config_row config_rows[] = {
      "How many of them the router starts itself; the others join with `tandem-attn --join "
      "HOST:PORT`. -1: all."},
     {"attention.lanes", TYPE_INTEGER, 0, AT(attention.lanes), "2", 1, CONFIG_MAX_LANES, NULL,
-     "Microbatches in flight per attention worker: one computes while another waits for its FFN."},
+     "Microbatches in flight per attention worker at most: one computes while another waits for "
+     "its FFN."},
+    {"attention.lane_rows", TYPE_INTEGER, 0, AT(attention.lane_rows), "0", 0, 8192, NULL,
+     "Rows of a step from which a worker opens a further lane. Below, weights are read once for "
+     "all requests rather than once per lane. 0: four rows for each of a layer's experts."},
     {"attention.device", TYPE_DEVICE, 0, AT(attention.device), "cpu", 0, 0, NULL,
      "Where attention runs: cpu (the best instruction set found), cpu:ref, cpu:avx2, cpu:avx512, "
      "cpu:amx, cuda:N, emulated."},
@@ -94,8 +98,8 @@ const config_row config_rows[] = {
     {"wire.transport", TYPE_CHOICE, 0, AT(wire.transport), "auto", 0, 0, transport_names,
      "auto: shared memory when all workers are on this host, else TCP."},
     {"wire.bind", TYPE_TEXT, 0, AT(wire.bind), "", 0, 0, NULL,
-     "With TCP, the local address whose network interface carries activations. Empty: UCX "
-     "chooses."},
+     "With TCP, the router host's address whose network interface carries activations. Empty: the "
+     "one that reaches the control socket. Workers on other hosts: their --bind."},
     {"wire.spin_us", TYPE_INTEGER, 0, AT(wire.spin_us), "-1", -1, 1000000, NULL,
      "A worker that expects a frame polls this long before it sleeps. -1: chosen from the cores "
      "there are."},

@@ -29,7 +29,7 @@ typedef struct config_row {
     const char *help;
 } config_row;
 
-enum { CONFIG_N_ROWS = 35 };
+enum { CONFIG_N_ROWS = 36 };
 extern const config_row config_rows[]; // (CONFIG_N_ROWS)
 
 // What a key takes, for error lines: "an integer from 1 to 64".

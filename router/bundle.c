@@ -198,8 +198,9 @@ void bundle_cancel(bundle *b, uint64_t id) {
 
 static void on_fleet_ready(void *user) {
     bundle *b = user;
-    if (b->state == BUNDLE_STARTING)
-        b->state = BUNDLE_READY;
+    if (b->state != BUNDLE_STARTING)
+        return; // told to drain meanwhile
+    b->state = BUNDLE_READY;
     b->args.on_ready(b->args.user);
 }
 

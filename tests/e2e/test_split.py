@@ -50,7 +50,7 @@ LAYOUTS = [(1, 1, 2, {}), (2, 1, 2, {"attention.token_budget": 64}), (1, 2, 1, {
 @pytest.mark.parametrize("x,y,lanes,settings", LAYOUTS)
 def test_split_equals_whole(start, synth, whole, x, y, lanes, settings):
     bundle = start(synth("qwen3_moe", dtype="f32"), {
-        "attention.workers": x, "ffn.workers": y, "attention.lanes": lanes,
+        "attention.workers": x, "ffn.workers": y, "attention.lanes": lanes, "attention.lane_rows": 1,
         "attention.max_seqs": 8, **settings})
     for _ in range(2):
         texts, logprobs = zip(*ask_all(bundle))

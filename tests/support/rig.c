@@ -92,6 +92,7 @@ config rig_config(const char *dir) {
     snprintf(text, sizeof text, "{\"model\": \"%s\", \"log\": {\"level\": \"error\"}}", dir);
     if (config_parse_json("rig", text, strlen(text), &c, &err))
         fail_msg("%s", err.text);
+    c.attention.lane_rows = 1; // few requests are to use every lane
     return c;
 }
 

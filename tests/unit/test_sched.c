@@ -203,7 +203,12 @@ static bool in_plan(const bench *b, size_t lane, uint64_t id) {
 }
 
 static sched_args sizes(size_t n_lanes, size_t max_sequences, size_t token_budget, size_t n_pages) {
-    return (sched_args){n_lanes, max_sequences, token_budget, n_pages, 1000};
+    return (sched_args){.n_lanes = n_lanes,
+                        .max_sequences = max_sequences,
+                        .token_budget = token_budget,
+                        .lane_rows = 1,
+                        .n_pages = n_pages,
+                        .max_tokens = 1000};
 }
 
 // ---- single decisions ----
@@ -261,6 +266,30 @@ static void test_lanes_are_balanced(void **state) {
     assert_int_equal(b->plans[1].n_parts, 4);
     end(b, 1);
     end(b, 0);
+    bench_close(b);
+}
+
+// Few rows share one lane, so that weights are read once; a prompt counts with all of its rows.
+static void test_a_lane_is_opened_when_rows_are_many(void **state) {
+    (void)state;
+    sched_args args = sizes(2, 8, 64, 64);
+    args.lane_rows = 3;
+    bench *b = bench_open(args);
+    submit(b, 1, 9);
+    submit(b, 1, 9);
+    submit(b, 1, 9);
+    assert_int_equal(step(b, 0), 3);
+    assert_int_equal(step(b, 1), 0);
+    submit(b, 1, 9); // the first lane has three rows
+    assert_int_equal(step(b, 1), 1);
+    assert_int_equal(step(b, 0), 3);
+    bench_close(b);
+
+    b = bench_open(args);
+    submit(b, 50, 2);
+    submit(b, 1, 2);
+    assert_int_equal(step(b, 0), 50);
+    assert_int_equal(step(b, 1), 1);
     bench_close(b);
 }
 
@@ -452,6 +481,7 @@ int main(void) {
         cmocka_unit_test(test_decode_goes_on_beside_a_prompt),
         cmocka_unit_test(test_a_slot_is_refilled_at_the_next_step),
         cmocka_unit_test(test_lanes_are_balanced),
+        cmocka_unit_test(test_a_lane_is_opened_when_rows_are_many),
         cmocka_unit_test(test_cancel),
         cmocka_unit_test(test_the_youngest_gives_way),
         cmocka_unit_test(test_a_sequence_in_a_step_gives_way_at_its_end),
