@@ -84,7 +84,8 @@ static void send_out(worker *w, uint16_t type) {
 }
 
 static void say_failed(worker *w, const error *err) {
-    log_error("%s", err->text);
+    if (w->args.rank < 0) // the router that launched us says it in its own log
+        log_error("%s", err->text);
     bytes_write_blob(&w->out, err->text, strlen(err->text));
     send_out(w, MESSAGE_FAILED);
     w->exit_status = 1;
