@@ -224,7 +224,7 @@ static int open_parts(attn_node *n, error *err) {
                                    .max_rows = n->plan->max_rows,
                                    .max_groups = 1};
     transport_args wire = {.kind = n->env->transport,
-                           .bind = c->wire.bind[0] ? c->wire.bind : NULL,
+                           .bind = n->env->bind,
                            .spin_us = n->env->spin_us,
                            .loop = n->env->loop,
                            .callbacks = {n, place, arrived, abandoned, sent, lost}};

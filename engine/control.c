@@ -294,6 +294,15 @@ int control_send(control_conn *conn, uint16_t type, const void *payload, size_t 
     return E_OK;
 }
 
+void control_local_host(const control_conn *conn, char *out, size_t n) {
+    struct sockaddr_storage local;
+    int n_local = sizeof local;
+    out[0] = 0;
+    if (conn->socket.handle.type == UV_TCP &&
+        !uv_tcp_getsockname(&conn->socket.tcp, (struct sockaddr *)&local, &n_local))
+        uv_ip_name((const struct sockaddr *)&local, out, n);
+}
+
 void control_close(control_conn *conn) {
     if (conn->closing)
         return;

@@ -41,6 +41,8 @@ int control_connect(uv_loop_t *loop, const char *address, const control_callback
 // Sends what the socket takes at once, and copies and queues the rest. E_TOO_LARGE; E_FULL and
 // E_CLOSED: the connection closes.
 int control_send(control_conn *conn, uint16_t type, const void *payload, size_t n);
+// Numeric address of this end of a connected TCP connection into out; "" for a unix socket.
+void control_local_host(const control_conn *conn, char *out, size_t n);
 // What is queued is still sent, for CONTROL_LINGER_MS at most; then on_closed.
 void control_close(control_conn *conn);
 

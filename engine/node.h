@@ -18,6 +18,7 @@ typedef struct node_env {
     const plan *plan;
     uint32_t rank;
     const char *transport; // kind for engine/transport.h
+    const char *bind;      // local address for it, or NULL
     uint32_t spin_us;
     int threads;
     void *user;

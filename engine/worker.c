@@ -3,6 +3,7 @@
 #include "engine/control.h"
 #include "engine/log.h"
 
+#include <malloc.h>
 #include <sched.h>
 #include <signal.h>
 #include <stdio.h>
@@ -11,7 +12,8 @@
 
 typedef struct worker_args {
     const char *join;
-    int rank; // -1: the router chooses
+    int rank; // -1: the router chooses; else it has launched this worker
+    const char *bind;
 } worker_args;
 
 typedef struct worker_node {
@@ -27,6 +29,7 @@ typedef struct worker {
     bytes_writer out;
     bool has_config, shutting_down;
     uint32_t rank;
+    char bind[CONFIG_TEXT_BYTES];
     config config;
     plan plan;
     worker_node nodes[2]; // the second one when colocated
@@ -56,11 +59,15 @@ static int parse_args(int argc, char **argv, const char *name, worker_args *out)
                         MESSAGE_MAX_WORKERS - 1);
                 return E_INVALID;
             }
+        } else if (!strcmp(argv[i], "--bind") && has_value) {
+            out->bind = argv[++i];
         } else if (!strcmp(argv[i], "--help")) {
-            printf("usage: tandem-%s --join ADDRESS [--rank N]\n\n"
+            printf("usage: tandem-%s --join ADDRESS [--bind ADDRESS]\n\n"
                    "Joins the bundle whose router listens at ADDRESS (HOST:PORT as set by\n"
                    "router.control, or unix:PATH) as its next %s worker. The router sends the\n"
-                   "configuration; the model must be at the same path on this host.\n",
+                   "configuration; the model must be at the same path on this host.\n\n"
+                   "  --bind ADDRESS  the local address that carries the activations; without it\n"
+                   "                  the one that reaches the router\n",
                    name, name);
             return E_CLOSED;
         } else {
@@ -154,6 +161,17 @@ static const char *transport_kind(const config *c) {
     return "shm";
 }
 
+// The interface that carries activations: the one asked for (wire.bind speaks of the router's host
+// only), else the one that reaches the router.
+static void choose_bind(worker *w) {
+    if (w->args.bind)
+        snprintf(w->bind, sizeof w->bind, "%s", w->args.bind);
+    else if (w->args.rank >= 0 && w->config.wire.bind[0])
+        snprintf(w->bind, sizeof w->bind, "%s", w->config.wire.bind);
+    else if (w->conn)
+        control_local_host(w->conn, w->bind, sizeof w->bind);
+}
+
 static int open_node(worker *w, const node_type *type, uint32_t rank, error *err) {
     worker_node *n = &w->nodes[w->n_nodes];
     const config *c = &w->config;
@@ -166,6 +184,7 @@ static int open_node(worker *w, const node_type *type, uint32_t rank, error *err
                         .plan = &w->plan,
                         .rank = rank,
                         .transport = transport_kind(c),
+                        .bind = w->bind[0] ? w->bind : NULL,
                         .spin_us = spin_us(c, (int)threads),
                         .threads = (int)threads,
                         .user = w,
@@ -187,6 +206,7 @@ static int open_nodes(worker *w, const node_type *type, const node_type *ffn, er
         w->total_bytes += plan_attention_bytes(&w->plan);
     if (type->kind == WORKER_FFN || colocated)
         w->total_bytes += plan_ffn_bytes(&w->plan, colocated ? 0 : w->rank);
+    choose_bind(w);
     code = open_node(w, type, w->rank, err);
     if (!code && colocated) {
         if (!ffn)
@@ -349,6 +369,7 @@ int worker_main(int argc, char **argv, const node_type *type, const node_type *f
         log_set_name(name);
         log_set_level(w.config.log.level);
         code = open_nodes(&w, type, ffn, &err);
+        malloc_trim(0); // what the headers of many tensors took goes back to the kernel
         if (w.shutting_down) { // told to go while it loaded
             w.shutting_down = false;
             begin_shutdown(&w);

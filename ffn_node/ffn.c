@@ -445,7 +445,7 @@ static int ffn_open(const node_env *env, void **out, error *err) {
     if (!code)
         code = open_buffers(n, err);
     transport_args wire = {.kind = env->transport,
-                           .bind = c->wire.bind[0] ? c->wire.bind : NULL,
+                           .bind = env->bind,
                            .spin_us = env->spin_us,
                            .loop = env->loop,
                            .callbacks = {n, place, arrived, abandoned, sent, lost}};
