@@ -369,7 +369,7 @@ int worker_main(int argc, char **argv, const node_type *type, const node_type *f
         log_set_name(name);
         log_set_level(w.config.log.level);
         code = open_nodes(&w, type, ffn, &err);
-        malloc_trim(0); // what the headers of many tensors took goes back to the kernel
+        malloc_trim(0);        // what the headers of many tensors took goes back to the kernel
         if (w.shutting_down) { // told to go while it loaded
             w.shutting_down = false;
             begin_shutdown(&w);

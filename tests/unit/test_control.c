@@ -160,6 +160,9 @@ static void test_echo_all_sizes(void **state) {
     for (uint16_t i = 0; i < 10; i++)
         send_pattern(&near, i, sizes[i]);
     WAIT_FOR(st, st->n_accepted == 1 && st->accepted[0].n_messages == 10);
+    char host[64] = "?";
+    control_local_host(near.conn, host, sizeof host);
+    assert_string_equal(host, !address ? "" : address[0] == '[' ? "::1" : "127.0.0.1");
     st->accepted[0].echo = true;
     for (uint16_t i = 0; i < 10; i++) {
         send_pattern(&near, (uint16_t)(i + 100), sizes[i]);
