@@ -13,8 +13,8 @@
 // allocate nothing after the peer is connected.
 // Idle costs nothing: the loop sleeps until a frame arrives (wake-up by file descriptor).
 // Known limit of shm: a sender killed while it copies a frame into this process's queue (about a
-// microsecond per small frame) blocks that queue; then nothing arrives until the transport is
-// opened anew.
+// microsecond per small frame, most of the time of a large one) may block that queue; then nothing
+// arrives from anybody until the transport is opened anew.
 #ifndef TANDEM_ENGINE_TRANSPORT_H
 #define TANDEM_ENGINE_TRANSPORT_H
 

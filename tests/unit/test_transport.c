@@ -706,17 +706,19 @@ static void test_kill_sender(void **state) {
         ask_or_wait(s, 1, ASK_ECHO, 100);
         frame_header h = make_header(&s->near, ASK_FLOOD, 1);
         h.hidden = 100000;
-        // Small frames are copied into the queue of the receiver: over shared memory a sender that
-        // is killed in the middle of that copy blocks the queue (a limit of UCX, see transport.h).
-        bool small = round % 2 && strcmp(kind, "shm");
-        h.rows = small ? 5000 : 1 << 20;
+        h.rows = round % 2 ? 5000 : 1 << 20;
         assert_int_equal(send_parcel(&s->near, 0, h, NULL, 0, NULL), E_OK);
         WAIT_FOR(s, s->near.seen.counted >= 20u + (uint32_t)round * 7);
         assert_int_equal(kill(s->pid[0], SIGKILL), 0);
         end_far(s, 0, true);
         transport_peer_close(s->near.peers[0]);
-        ask_or_wait(s, 1, ASK_ECHO, 300000);
-        WAIT_FOR(s, s->near.echoed == 2 && !s->near.live_buffers);
+        // Over shared memory a sender that dies while it copies into the receiver's queue may block
+        // that queue for every peer (a limit of UCX, see transport.h): what is left is the close.
+        if (strcmp(kind, "shm")) {
+            ask_or_wait(s, 1, ASK_ECHO, 300000);
+            WAIT_FOR(s, s->near.echoed == 2);
+        }
+        WAIT_FOR(s, !s->near.live_buffers);
         end(s);
     }
 }
