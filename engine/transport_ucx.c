@@ -13,7 +13,14 @@
 #include <sched.h>
 #include <stdlib.h>
 
-enum { TURN_BUDGET = 256, TICK_MS = 10, N_HANDLES = 4 };
+enum {
+    TURN_BUDGET = 256,
+    TICK_MS = 10,
+    STUCK_MS = 10,
+    STUCK_LOOK_MS = 1,
+    STUCK_BUDGET = 4,
+    N_HANDLES = 5
+};
 
 typedef struct ucx_peer ucx_peer;
 
@@ -47,10 +54,11 @@ typedef struct ucx_transport {
     uv_prepare_t prepare;
     uv_idle_t idle;
     uv_poll_t poll;
-    uv_timer_t tick;
+    uv_timer_t tick, look;
     int n_handles; // not closed yet
     bool in_turn, ending, expecting;
-    uint64_t active_at; // ns, of the last work
+    uint64_t active_at;   // ns, of the last work
+    uint64_t awake_since; // ns, of the first turn in a row without work or sleep; 0: none
     uint32_t n_channels;
     ucx_peer *zombies; // told and closed, but UCX still has requests of theirs; owned
 } ucx_transport;
@@ -280,6 +288,7 @@ static void end_handles(ucx_transport *t) {
     uv_close((uv_handle_t *)&t->prepare, on_handle_closed);
     uv_close((uv_handle_t *)&t->idle, on_handle_closed);
     uv_close((uv_handle_t *)&t->tick, on_handle_closed);
+    uv_close((uv_handle_t *)&t->look, on_handle_closed);
 }
 
 static bool any_closing(const ucx_transport *t) {
@@ -309,11 +318,23 @@ static bool spinning(const ucx_transport *t) {
            uv_hrtime() - t->active_at < (uint64_t)t->base.spin_us * 1000;
 }
 
+// UCX has no work and does not let its descriptor be armed either: something waits for a peer that
+// takes nothing, a stopped or a dead one. The loop then looks now and then, not all the time.
+static bool is_stuck(const ucx_transport *t) {
+    return t->awake_since && uv_hrtime() - t->awake_since > (uint64_t)STUCK_MS * 1000000;
+}
+
+static void note_work(ucx_transport *t) {
+    t->active_at = uv_hrtime();
+    t->awake_since = 0;
+}
+
 // Progress until nothing is left, then arm; a descriptor that cannot be armed has an event
 // already. Returns whether the loop may sleep.
 static bool turn(ucx_transport *t) {
     bool worked = false;
-    for (int i = 0; i < TURN_BUDGET; i++) {
+    int budget = is_stuck(t) ? STUCK_BUDGET : TURN_BUDGET;
+    for (int i = 0; i < budget; i++) {
         bool progressed = ucp_worker_progress(t->worker) > 0;
         if (tell(t) || progressed) {
             worked = true;
@@ -322,16 +343,21 @@ static bool turn(ucx_transport *t) {
         // After work the loop goes round once more: the callbacks may have changed what its owner
         // waits for.
         if (worked)
-            t->active_at = uv_hrtime();
+            note_work(t);
         if (worked || spinning(t))
             return false;
-        if (ucp_worker_arm(t->worker) == UCS_OK)
+        if (ucp_worker_arm(t->worker) == UCS_OK) {
+            t->awake_since = 0;
             return true;
+        }
     }
-    if (worked)
-        t->active_at = uv_hrtime();
-    else
-        sched_yield(); // whoever is to make room for what waits here may be waiting for this core
+    if (worked) {
+        note_work(t);
+        return false;
+    }
+    if (!t->awake_since)
+        t->awake_since = uv_hrtime();
+    sched_yield(); // whoever is to make room for what waits here may be waiting for this core
     return false;
 }
 
@@ -344,6 +370,14 @@ static void on_prepare(uv_prepare_t *prepare) {
         end_handles(t);
         return;
     }
+    if (is_stuck(t)) {
+        uv_idle_stop(&t->idle);
+        uv_poll_stop(&t->poll);
+        uv_timer_start(&t->look, on_tick, STUCK_LOOK_MS, 0);
+        return;
+    }
+    if (!uv_is_active((uv_handle_t *)&t->poll))
+        uv_poll_start(&t->poll, UV_READABLE, on_poll);
     if (sleep)
         uv_idle_stop(&t->idle);
     else
@@ -416,7 +450,8 @@ static int start_handles(ucx_transport *t, error *err) {
     uv_prepare_init(t->base.loop, &t->prepare);
     uv_idle_init(t->base.loop, &t->idle);
     uv_timer_init(t->base.loop, &t->tick);
-    t->poll.data = t->prepare.data = t->idle.data = t->tick.data = t;
+    uv_timer_init(t->base.loop, &t->look);
+    t->poll.data = t->prepare.data = t->idle.data = t->tick.data = t->look.data = t;
     t->n_handles = N_HANDLES;
     uv_poll_start(&t->poll, UV_READABLE, on_poll);
     uv_prepare_start(&t->prepare, on_prepare);

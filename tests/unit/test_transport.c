@@ -683,6 +683,29 @@ static void kill_with_sends(size_t bytes) {
     end(s);
 }
 
+// A far end that is stopped with its queue full costs us no core, and gets everything once it goes
+// on.
+static void test_stopped_peer_is_cheap(void **state) {
+    (void)state;
+    stage *s = begin(1, 0);
+    ask_or_wait(s, 0, ASK_ECHO, 100);
+    WAIT_FOR(s, s->near.echoed == 1 && !s->near.out_pending);
+    ask_or_wait(s, 0, ASK_STOP, 0);
+    wait_until_stopped(s, 0);
+    uint32_t taken = 0;
+    while (taken < 200 && ask(s, 0, ASK_COUNT, 1 << 20) == E_OK) {
+        taken++;
+        uv_run(&s->loop, UV_RUN_NOWAIT);
+    }
+    assert_int_equal(taken, TRANSPORT_MAX_PENDING);
+    idle_cpu(s, 300); // until the wait counts as one
+    assert_true(idle_cpu(s, 1000) < 0.25);
+    assert_int_equal(kill(s->pid[0], SIGCONT), 0);
+    WAIT_FOR(s, s->near.out_pending == 0);
+    assert_int_equal(ask_report(s, 0).counted, taken);
+    end(s);
+}
+
 static void test_kill_small(void **state) {
     (void)state;
     kill_with_sends(500);
@@ -898,6 +921,7 @@ int main(int argc, char **argv) {
                  {"both directions", test_both_directions, false},
                  {"drop", test_drop, false},
                  {"three peers", test_three_peers, false},
+                 {"stopped peer", test_stopped_peer_is_cheap, true},
                  {"kill, small sends", test_kill_small, true},
                  {"kill, medium sends", test_kill_medium, true},
                  {"kill, large sends", test_kill_large, true},
