@@ -721,9 +721,9 @@ static void test_kill_large(void **state) {
     kill_with_sends(1 << 20);
 }
 
-// The far end dies while it floods us: what place gave is abandoned or has arrived.
-static void test_kill_sender(void **state) {
-    (void)state;
+// The far end dies while it floods us: what place gave is abandoned or has arrived, the close ends,
+// and, where others_go_on, the other peer is still heard.
+static void kill_sender(bool others_go_on) {
     for (int round = 0; round < 6; round++) {
         stage *s = begin(2, 0);
         ask_or_wait(s, 1, ASK_ECHO, 100);
@@ -735,15 +735,27 @@ static void test_kill_sender(void **state) {
         assert_int_equal(kill(s->pid[0], SIGKILL), 0);
         end_far(s, 0, true);
         transport_peer_close(s->near.peers[0]);
-        // Over shared memory a sender that dies while it copies into the receiver's queue may block
-        // that queue for every peer (a limit of UCX, see transport.h): what is left is the close.
-        if (strcmp(kind, "shm")) {
+        if (others_go_on) {
             ask_or_wait(s, 1, ASK_ECHO, 300000);
             WAIT_FOR(s, s->near.echoed == 2);
         }
         WAIT_FOR(s, !s->near.live_buffers);
         end(s);
     }
+}
+
+static void test_kill_sender(void **state) {
+    (void)state;
+    // Not held over shared memory: a sender that dies while it copies into the receiver's queue may
+    // block that queue for every peer (see transport.h). Counted as skipped, not as passed.
+    if (!strcmp(kind, "shm"))
+        skip();
+    kill_sender(true);
+}
+
+static void test_kill_sender_close(void **state) {
+    (void)state;
+    kill_sender(false);
 }
 
 static void test_close_with_pending(void **state) {
@@ -925,7 +937,8 @@ int main(int argc, char **argv) {
                  {"kill, small sends", test_kill_small, true},
                  {"kill, medium sends", test_kill_medium, true},
                  {"kill, large sends", test_kill_large, true},
-                 {"kill the sender", test_kill_sender, true},
+                 {"kill the sender, others go on", test_kill_sender, true},
+                 {"kill the sender, close", test_kill_sender_close, true},
                  {"close with pending", test_close_with_pending, false},
                  {"lost", test_lost_when_the_other_end_closes, false},
                  {"wake-ups", test_wake_ups, false},
